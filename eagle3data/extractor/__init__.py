@@ -1,0 +1,1 @@
+"""Prompts in, states out: prepare, plan, engines, run."""

@@ -1,0 +1,1 @@
+"""Engines that run the target and hand over its states."""

@@ -1,0 +1,1 @@
+"""Data sets opened, samples read, batches streamed."""

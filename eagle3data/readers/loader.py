@@ -1,0 +1,253 @@
+"""`StreamingLoader`: a data set as packed batches for one rank, in an order that can be resumed."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from eagle3data.readers.batch import Batch
+from eagle3data.readers.dataset import Dataset
+from eagle3data.readers.order import epoch_order
+from eagle3data.readers.packing import PACKING_VERSION, pack
+from eagle3data.schema.digest import json_digest, sequence_digest
+from eagle3data.schema.errors import InputError, MismatchError
+from eagle3data.schema.manifest import StorageDtype
+from eagle3data.storage import layout
+
+_STATE_VERSION = 1
+_TORCH_DTYPE = {StorageDtype.FLOAT16: torch.float16, StorageDtype.BFLOAT16: torch.bfloat16}
+
+Where = Callable[[pa.Table], npt.NDArray[np.bool_]]
+
+
+class StreamingLoader:
+    """Batches of one epoch for one rank; iterate once an epoch.
+
+    The global list of packs is a pure function of the set's generation, the seed, the epoch,
+    the selection and the token budget. At step `s`, rank `r` of `W` gets pack `s*W + r`, so
+    every sample comes exactly once an epoch at any world size, and the position is one number
+    that means the same on every rank and at every world size.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        token_budget: int,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        layers: Sequence[int] | None = None,
+        split: str | None = None,
+        where: Where | None = None,
+        shuffle: bool = True,
+        verify: bool = True,
+    ) -> None:
+        """Select samples and plan the epoch; nothing heavy is read yet.
+
+        Args:
+            dataset: what `open_dataset` returned.
+            token_budget: T, rows of a batch.
+            seed: of the order.
+            rank: of this process; `torch.distributed`'s by default, 0 of 1 without it.
+            world_size: ranks that share the epoch; given together with `rank`.
+            layers: canonical ids to read; all by default.
+            split: only samples of this split.
+            where: index table to a boolean per row, true for samples to keep.
+            shuffle: false keeps the index's order (still packed).
+            verify: compare every chunk's checksum while reading.
+
+        Raises:
+            InputError: nothing selected, a sample over the budget, or ranks that can't be.
+        """
+        self._dataset = dataset
+        self._budget = token_budget
+        self._seed = seed
+        self._shuffle = shuffle
+        self._verify = verify
+        self.rank, self.world_size = _ranks(rank, world_size)
+        self.layers = list(layers) if layers is not None else dataset.manifest.layers
+        self._selected = self._select(split, where)
+        self._lengths = dataset.index["length"].to_numpy()
+        self._epoch = 0
+        self._consumed = 0
+        self._plan()
+
+    def _select(self, split: str | None, where: Where | None) -> npt.NDArray[np.int64]:
+        index = self._dataset.index
+        keep = np.ones(index.num_rows, dtype=bool)
+        if split is not None:
+            keep &= np.asarray([value == split for value in index["split"].to_pylist()])
+        if where is not None:
+            keep &= np.asarray(where(index), dtype=bool)
+        selected = np.flatnonzero(keep)
+        if not len(selected):
+            splits = sorted({str(value) for value in index["split"].to_pylist()})
+            raise InputError(
+                f"no sample of {self._dataset.url} is selected (split={split!r}); it has "
+                f"{index.num_rows} samples of splits {splits}."
+            )
+        return selected
+
+    def _plan(self) -> None:
+        count = len(self._selected)
+        order = epoch_order(count, self._seed, self._epoch) if self._shuffle else np.arange(count)
+        self._packs = pack(self._selected[order], self._lengths, self._budget)
+
+    def __len__(self) -> int:
+        """Steps of the epoch, the same on every rank."""
+        return math.ceil(len(self._packs) / self.world_size)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration runs or continues."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch; a change starts it from its beginning."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._consumed = 0
+            self._plan()
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The rest of the epoch; afterwards the loader stands at the next one's beginning."""
+        while self._consumed < len(self._packs):
+            mine = self._consumed + self.rank
+            members = self._packs[mine] if mine < len(self._packs) else []
+            batch = self._read(members)
+            self._consumed = min(self._consumed + self.world_size, len(self._packs))
+            yield batch
+        self.set_epoch(self._epoch + 1)
+
+    def _read(self, members: Sequence[int]) -> Batch:
+        manifest = self._dataset.manifest
+        stored = np.uint16 if manifest.storage.dtype is StorageDtype.BFLOAT16 else np.float16
+        shape = (len(self.layers), self._budget, manifest.hidden_size)
+        states = np.empty(shape, dtype=stored)
+        ids = np.zeros(self._budget, dtype=np.int32)
+        mask = np.zeros(self._budget, dtype=np.uint8)
+        positions = np.zeros(self._budget, dtype=np.int32)
+        documents = np.full(self._budget, -1, dtype=np.int32)
+        bounds = [0]
+        for document, position in enumerate(members):
+            start, stop = bounds[-1], bounds[-1] + int(self._lengths[position])
+            self._read_sample(position, states[:, start:stop], ids[start:stop], mask[start:stop])
+            positions[start:stop] = np.arange(stop - start)
+            documents[start:stop] = document
+            bounds.append(stop)
+        states[:, bounds[-1] :] = 0
+        tensor = torch.from_numpy(states).view(_TORCH_DTYPE[manifest.storage.dtype])
+        names = self._dataset.index["sample_id"]
+        return Batch(
+            hidden_states=tensor,
+            layers=self.layers,
+            input_ids=torch.from_numpy(ids),
+            loss_mask=torch.from_numpy(mask),
+            position_ids=torch.from_numpy(positions),
+            document_ids=torch.from_numpy(documents),
+            cu_seqlens=torch.tensor(bounds, dtype=torch.int32),
+            sample_ids=[str(names[position].as_py()) for position in members],
+        )
+
+    def _read_sample(
+        self,
+        position: int,
+        states: npt.NDArray[Any],
+        ids: npt.NDArray[np.int32],
+        mask: npt.NDArray[np.uint8],
+    ) -> None:
+        read, verify = self._dataset.read_array, self._verify
+        for slot, layer in enumerate(self.layers):
+            read(layout.states_array(layer), position, states[slot], verify=verify)
+        stored_ids, stored_mask = self._dataset.read_tokens(position, verify=verify)
+        ids[:], mask[:] = stored_ids, stored_mask
+
+    @cached_property
+    def _fingerprint(self) -> dict[str, str | int]:
+        names = self._dataset.index["sample_id"].take(self._selected).to_pylist()
+        return {
+            "generation": self._dataset.generation,
+            "seed": self._seed,
+            "token_budget": self._budget,
+            "shuffle": "global" if self._shuffle else "none",
+            "selection": sequence_digest(map(str, names)),
+            "packing_version": PACKING_VERSION,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands: the same on every rank, and for any world size.
+
+        Counts the packs that were handed out (the one just yielded included), never those
+        that were only read ahead.
+        """
+        fingerprint = self._fingerprint
+        return {
+            "version": _STATE_VERSION,
+            "epoch": self._epoch,
+            "consumed": self._consumed,
+            "fingerprint": fingerprint,
+            "digest": json_digest(fingerprint),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state_dict` stood; the stream after it is the one that would have come.
+
+        Raises:
+            MismatchError: the state is of another data set generation, seed, budget,
+                selection, shuffle or packing version; the message says which.
+        """
+        if state.get("version") != _STATE_VERSION:
+            raise MismatchError(
+                f"a loader state of version {state.get('version')}; expected {_STATE_VERSION}."
+            )
+        here, there = self._fingerprint, state["fingerprint"]
+        differing = [
+            f"{key} was {there.get(key)}, here it is {here[key]}"
+            for key in here
+            if here[key] != there.get(key)
+        ]
+        if differing:
+            raise MismatchError(
+                f"the loader's state belongs to another stream: {'; '.join(differing)}. Restore it "
+                "with the same data set and settings, or start without it."
+            )
+        self._epoch = int(state["epoch"])
+        self._plan()
+        if not 0 <= int(state["consumed"]) <= len(self._packs):
+            raise MismatchError(
+                f"the loader's state counts {state['consumed']} packs of {len(self._packs)}."
+            )
+        self._consumed = int(state["consumed"])
+
+
+def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    if (rank is None) != (world_size is None):
+        raise InputError("give both rank and world_size, or neither.")
+    if rank is None or world_size is None:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise InputError(
+                f"WORLD_SIZE is {os.environ['WORLD_SIZE']} but torch.distributed is not set up, so "
+                "every rank would read everything. Call init_process_group first, or give rank "
+                "and world_size."
+            )
+        else:
+            rank, world_size = 0, 1
+    if not 0 <= rank < world_size:
+        raise InputError(f"rank {rank} of world size {world_size} can't be.")
+    if torch.utils.data.get_worker_info() is not None:
+        raise InputError(
+            "a StreamingLoader inside a DataLoader worker would deliver every batch once a "
+            "worker; it reads ahead by itself, so iterate it directly."
+        )
+    return rank, world_size

@@ -1,0 +1,1 @@
+"""What a data set is: manifest, index schema, layer numbering, token axis. No torch."""

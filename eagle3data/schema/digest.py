@@ -1,0 +1,49 @@
+"""Digests and checksums: what makes two things the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c as _crc32c
+
+
+def crc32c(data: Any, value: int = 0) -> int:
+    """CRC32C (Castagnoli, RFC 3720) of anything with the buffer protocol; `value` continues one."""
+    checksum: int = _crc32c(memoryview(data).cast("B"), value)
+    return checksum
+
+
+def tokens_crc32c(input_ids: npt.NDArray[np.int32]) -> int:
+    """CRC32C of a sample's token ids as little-endian int32, as the index keeps it."""
+    return crc32c(np.ascontiguousarray(input_ids, dtype="<i4"))
+
+
+def json_digest(value: Any) -> str:
+    """`sha256:...` of a JSON value in canonical form (sorted keys, no spaces)."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return bytes_digest(text.encode())
+
+
+def bytes_digest(data: bytes) -> str:
+    """`sha256:...` of bytes."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def sequence_digest(parts: Iterable[str]) -> str:
+    """`sha256:...` over strings IN ORDER: a reshuffle changes it, unlike a count or a histogram."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode() + b"\n")
+    return "sha256:" + digest.hexdigest()
+
+
+def sample_digest(input_ids: npt.NDArray[np.int32], loss_mask: npt.NDArray[np.uint8]) -> str:
+    """16 hex digits that name a sample by its content: its token ids and its mask."""
+    digest = hashlib.sha256(np.ascontiguousarray(input_ids, dtype="<i4").tobytes())
+    digest.update(np.ascontiguousarray(loss_mask, dtype="u1").tobytes())
+    return digest.hexdigest()[:16]

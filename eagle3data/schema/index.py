@@ -1,0 +1,129 @@
+"""Arrow schemas of the index (one row a committed sample), the plan and the prompts file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from eagle3data.schema.digest import sample_digest, sequence_digest, tokens_crc32c
+from eagle3data.schema.errors import InputError
+
+_TOKENS: list[pa.Field[Any]] = [
+    pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
+    pa.field("loss_mask", pa.list_(pa.bool_()), nullable=False),
+]
+_ORIGIN: list[pa.Field[Any]] = [
+    pa.field("source", pa.string(), nullable=False),
+    pa.field("split", pa.string()),
+    pa.field("source_extra", pa.map_(pa.string(), pa.string())),
+]
+
+_INDEX: list[pa.Field[Any]] = [
+    pa.field("sample_id", pa.string(), nullable=False),
+    pa.field("token_offset", pa.int64(), nullable=False),
+    pa.field("length", pa.int32(), nullable=False),
+    *_TOKENS,
+    pa.field("n_loss_tokens", pa.int32(), nullable=False),
+    pa.field("tokens_crc32c", pa.uint32(), nullable=False),
+    *_ORIGIN,
+    pa.field("absmax", pa.list_(pa.float32()), nullable=False),
+    pa.field("rms", pa.list_(pa.float32()), nullable=False),
+    pa.field("min_row_rms", pa.list_(pa.float32()), nullable=False),
+    pa.field("n_zero_rows", pa.list_(pa.int32()), nullable=False),
+    pa.field("n_nan", pa.list_(pa.int64()), nullable=False),
+    pa.field("n_inf", pa.list_(pa.int64()), nullable=False),
+    pa.field("witness_token", pa.int32()),
+    pa.field("witness_logprob", pa.float32()),
+]
+INDEX_SCHEMA = pa.schema(_INDEX)
+"""Lists from `absmax` to `n_inf` have one entry a captured layer, ascending."""
+
+PLAN_SCHEMA = pa.schema(
+    [
+        pa.field("sample_id", pa.string(), nullable=False),
+        pa.field("shard", pa.int32(), nullable=False),
+        pa.field("token_offset", pa.int64(), nullable=False),
+        pa.field("length", pa.int32(), nullable=False),
+        pa.field("tokens_crc32c", pa.uint32(), nullable=False),
+    ]
+)
+"""Rows in token order; the file's metadata holds `digest` and `first_shard`, `shards`."""
+
+_PROMPTS: list[pa.Field[Any]] = [
+    pa.field("sample_id", pa.string(), nullable=False),
+    *_TOKENS,
+    *_ORIGIN,
+]
+PROMPTS_SCHEMA = pa.schema(_PROMPTS)
+"""What `prepare` writes; the file's metadata holds `tokenizer` (JSON of `Tokenizer`), `model`."""
+
+
+def prompts_table(rows: Iterable[dict[str, Any]], metadata: dict[str, str]) -> pa.Table:
+    """Build a prompts table from rows with all columns but `sample_id`.
+
+    A sample is named by its content; the second one with the same content gets `-2`, and so on.
+    """
+    seen: dict[str, int] = {}
+    complete = []
+    for row in rows:
+        name = sample_digest(
+            np.asarray(row["input_ids"], dtype=np.int32),
+            np.asarray(row["loss_mask"], dtype=np.uint8),
+        )
+        seen[name] = seen.get(name, 0) + 1
+        sample_id = name if seen[name] == 1 else f"{name}-{seen[name]}"
+        extra = list(dict(row.get("source_extra") or {}).items())
+        complete.append({"split": None, **row, "sample_id": sample_id, "source_extra": extra})
+    return pa.Table.from_pylist(complete, schema=PROMPTS_SCHEMA.with_metadata(metadata))
+
+
+def plan_digest(identity: str, table: pa.Table) -> str:
+    """ORDER-SENSITIVE digest of a plan: the capture's identity, then each sample where it goes."""
+    columns = [table[name].to_pylist() for name in PLAN_SCHEMA.names]
+    rows = (":".join(map(str, row)) for row in zip(*columns, strict=True))
+    return sequence_digest([identity, *rows])
+
+
+def rows_digest(table: pa.Table) -> str:
+    """Digest of index rows in order: which samples, where, with which tokens and statistics."""
+    names = [name for name in INDEX_SCHEMA.names if name not in ("input_ids", "loss_mask")]
+    columns = [table[name].to_pylist() for name in names]
+    return sequence_digest(":".join(map(repr, row)) for row in zip(*columns, strict=True))
+
+
+def check_schema(found: pa.Schema, expected: pa.Schema, where: str) -> None:
+    """Refuse a table without a column that version 1 has; unknown columns are ignored.
+
+    Raises:
+        InputError: a column is missing or of another type.
+    """
+    for field in expected:
+        at = found.get_field_index(field.name)
+        if at < 0:
+            raise InputError(f"{where} has no column {field.name!r}; expected {field.type}.")
+        if found.field(at).type != field.type:
+            raise InputError(
+                f"{where}: column {field.name!r} is {found.field(at).type}, expected {field.type}."
+            )
+
+
+def list_values(column: pa.ChunkedArray[Any], row: int) -> npt.NDArray[Any]:
+    """One row of a list column as a numpy array."""
+    return np.asarray(column[row].values.to_numpy(zero_copy_only=False))
+
+
+__all__ = [
+    "INDEX_SCHEMA",
+    "PLAN_SCHEMA",
+    "PROMPTS_SCHEMA",
+    "check_schema",
+    "list_values",
+    "plan_digest",
+    "prompts_table",
+    "rows_digest",
+    "tokens_crc32c",
+]

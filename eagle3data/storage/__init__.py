@@ -1,0 +1,1 @@
+"""Bytes: URLs, exclusive creation, the layout's names, one shard's encoding and decoding."""

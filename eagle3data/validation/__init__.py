@@ -1,0 +1,1 @@
+"""Checks that a data set is whole and that each state belongs to its token."""

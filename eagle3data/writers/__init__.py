@@ -1,0 +1,1 @@
+"""Samples in, committed shards out."""

@@ -1,0 +1,107 @@
+"""Create a data set, continue one, keep its ledger, and gather its index into one file."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from eagle3data.schema.errors import AlreadyExistsError, InputError, MismatchError
+from eagle3data.schema.manifest import Manifest
+from eagle3data.storage import layout
+from eagle3data.storage.arrays import metadata_documents
+from eagle3data.storage.root import Root
+
+
+def create_data_set(root: Root, manifest: Manifest, shards: int) -> None:
+    """Write the metadata of a new data set, or check that the one there is the same.
+
+    The group's `zarr.json` (with the manifest) comes first, so a process killed between the
+    documents leaves a set that the next run recognises as its own and completes.
+
+    Raises:
+        InputError: the place holds something that is not a data set.
+        MismatchError: it holds a data set of another model, capture, storage or plan.
+    """
+    if not root.exists(layout.GROUP):
+        foreign = [name for name in root.names() if name not in {".tmp", "claims"}]
+        if foreign:
+            raise InputError(
+                f"{root.url} holds something else ({', '.join(foreign[:3])}"
+                f"{', ...' if len(foreign) > 3 else ''}) and no data set. Nothing was written: "
+                "choose an empty or new folder."
+            )
+    else:
+        require_same(root, manifest)
+    for name, document in metadata_documents(manifest, shards).items():
+        if not root.exists(name):
+            create_once(root, name, document)
+
+
+def require_same(root: Root, manifest: Manifest) -> None:
+    """Refuse to continue a data set that is not the one the caller means.
+
+    Raises:
+        MismatchError: with each field that differs, as found there and wanted here.
+    """
+    there = layout.read_manifest(root)
+    differences = there.differences(manifest)
+    if differences:
+        raise MismatchError(
+            f"{root.url} holds another data set; it was left as it is. There and here differ in "
+            f"{'; '.join(differences)}. Use the arguments of the first run, or another --out."
+        )
+
+
+def create_once(root: Root, name: str, data: bytes) -> None:
+    """Create an object that every writer would write alike; finding it there is fine."""
+    try:
+        root.create(name, [data])
+    except AlreadyExistsError:
+        if not root.exists(name):
+            raise
+
+
+def write_plan(root: Root, segment: int, table: pa.Table, facts: Mapping[str, Any]) -> None:
+    """Add a plan segment, or check that the one there is the same.
+
+    Raises:
+        MismatchError: a segment of that number with another digest exists.
+    """
+    name = layout.plan_segment(segment)
+    try:
+        root.create(name, [layout.encode_table(table, facts)])
+    except AlreadyExistsError:
+        _, there = layout.read_table(root, name)
+        if there.get("digest") != facts["digest"]:
+            raise MismatchError(
+                f"{root.url}/{name} plans other samples, another order or another model: its "
+                f"digest is {there.get('digest')}, here it is {facts['digest']}."
+            ) from None
+
+
+def record_failure(root: Root, *, shard: int, sample_id: str, kind: str, reason: str) -> None:
+    """Add a row to the ledger: a sample that was tried and could not be written."""
+    row = {"shard": shard, "sample_id": sample_id, "kind": kind, "reason": reason}
+    name = f"ledger/{shard:08d}-{uuid.uuid4().hex[:12]}.json"
+    root.create(name, [json.dumps(row).encode()])
+
+
+def read_ledger(root: Root) -> list[dict[str, Any]]:
+    """All ledger rows: `shard`, `sample_id`, `kind`, `reason`."""
+    return [json.loads(root.read(f"ledger/{name}")) for name in root.names("ledger")]
+
+
+def consolidate_index(root: Root) -> None:
+    """Gather all index parts into `index/all.arrow`, with the digest of each part it holds."""
+    tables, parts = [], {}
+    for shard in layout.committed_shards(root):
+        table, facts = layout.read_table(root, layout.index_part(shard))
+        tables.append(table)
+        parts[str(shard)] = facts["rows"]
+    if tables:
+        combined = pa.concat_tables(tables).combine_chunks()
+        root.replace(layout.ALL_PARTS, layout.encode_table(combined, {"parts": parts}))
