@@ -26,6 +26,7 @@ def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def epoch_order(samples: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     """Positions `0..samples-1` in the order of an epoch, `[samples]` int64."""
     seeded = mix(np.array([seed % 2**64], dtype=np.uint64))
-    of_epoch = mix(seeded + np.uint64(epoch))
-    keys = mix(of_epoch + np.arange(samples, dtype=np.uint64))
+    of_epoch = mix(seeded + np.array([epoch], dtype=np.uint64))
+    positions: npt.NDArray[np.uint64] = np.arange(samples, dtype=np.uint64)
+    keys = mix(of_epoch + positions)
     return np.argsort(keys, kind="stable").astype(np.int64)

@@ -42,15 +42,14 @@ _INDEX: list[pa.Field[Any]] = [
 INDEX_SCHEMA = pa.schema(_INDEX)
 """Lists from `absmax` to `n_inf` have one entry a captured layer, ascending."""
 
-PLAN_SCHEMA = pa.schema(
-    [
-        pa.field("sample_id", pa.string(), nullable=False),
-        pa.field("shard", pa.int32(), nullable=False),
-        pa.field("token_offset", pa.int64(), nullable=False),
-        pa.field("length", pa.int32(), nullable=False),
-        pa.field("tokens_crc32c", pa.uint32(), nullable=False),
-    ]
-)
+_PLAN: list[pa.Field[Any]] = [
+    pa.field("sample_id", pa.string(), nullable=False),
+    pa.field("shard", pa.int32(), nullable=False),
+    pa.field("token_offset", pa.int64(), nullable=False),
+    pa.field("length", pa.int32(), nullable=False),
+    pa.field("tokens_crc32c", pa.uint32(), nullable=False),
+]
+PLAN_SCHEMA = pa.schema(_PLAN)
 """Rows in token order; the file's metadata holds `digest` and `first_shard`, `shards`."""
 
 _PROMPTS: list[pa.Field[Any]] = [

@@ -109,6 +109,16 @@ def describe_target(model: str, revision: str | None = None) -> tuple[TargetMode
     )
 
 
+def checkpoint_dtype(model: str, revision: str | None = None) -> str:
+    """The dtype that a checkpoint's config names (`bfloat16`, ...); float32 where it names none."""
+    config = _read_json(model_folder(model, revision) / "config.json")
+    for section in (config, text_config(config)):
+        named = section.get("dtype") or section.get("torch_dtype")
+        if isinstance(named, str) and named != "auto":
+            return named
+    return "float32"
+
+
 def describe_tokenizer(folder: Path) -> Tokenizer:
     """Digests of a model folder's tokenizer and chat template; None where there is none."""
     digest = next(

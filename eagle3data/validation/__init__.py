@@ -1,1 +1,1 @@
-"""Checks that a data set is whole and that each state belongs to its token."""
+"""Is every state the one of its token: structure, bytes and meaning. No torch for the first two."""

@@ -26,19 +26,27 @@ def create_data_set(root: Root, manifest: Manifest, shards: int) -> None:
         InputError: the place holds something that is not a data set.
         MismatchError: it holds a data set of another model, capture, storage or plan.
     """
-    if not root.exists(layout.GROUP):
-        foreign = [name for name in root.names() if name not in {".tmp", "claims"}]
-        if foreign:
-            raise InputError(
-                f"{root.url} holds something else ({', '.join(foreign[:3])}"
-                f"{', ...' if len(foreign) > 3 else ''}) and no data set. Nothing was written: "
-                "choose an empty or new folder."
-            )
-    else:
+    require_place(root)
+    if root.exists(layout.GROUP):
         require_same(root, manifest)
     for name, document in metadata_documents(manifest, shards).items():
         if not root.exists(name):
             create_once(root, name, document)
+
+
+def require_place(root: Root) -> None:
+    """Refuse a place that holds anything but a data set; touches nothing.
+
+    Raises:
+        InputError: naming what is there.
+    """
+    foreign = [name for name in root.names() if name not in {".tmp", "claims"}]
+    if foreign and not root.exists(layout.GROUP):
+        raise InputError(
+            f"{root.url} holds something else ({', '.join(foreign[:3])}"
+            f"{', ...' if len(foreign) > 3 else ''}) and no data set. Nothing was written: "
+            "choose an empty or new folder."
+        )
 
 
 def require_same(root: Root, manifest: Manifest) -> None:
@@ -49,6 +57,12 @@ def require_same(root: Root, manifest: Manifest) -> None:
     """
     there = layout.read_manifest(root)
     differences = there.differences(manifest)
+    if len(differences) == 1 and differences[0].startswith("plan_digest"):
+        raise MismatchError(
+            f"{root.url} was planned from other prompts: other samples, another order or other "
+            "masks. It was left as it is. Continue it with the prompts of the first run, or "
+            "choose another --out."
+        )
     if differences:
         raise MismatchError(
             f"{root.url} holds another data set; it was left as it is. There and here differ in "

@@ -16,7 +16,12 @@ from eagle3data.schema.sample import Sample
 from eagle3data.storage import layout
 from eagle3data.storage.arrays import resize_arrays
 from eagle3data.storage.root import Root
-from eagle3data.writers.data_set import consolidate_index, create_data_set, write_plan
+from eagle3data.writers.data_set import (
+    consolidate_index,
+    create_data_set,
+    require_place,
+    write_plan,
+)
 from eagle3data.writers.shard_writer import ShardWriter, check_states_dtype
 
 
@@ -30,10 +35,13 @@ class DatasetWriter:
     def __init__(self, root: Root, manifest: Manifest) -> None:
         """For internal use: call `create` or `resume`."""
         self._root = root
-        self._stack = ExitStack()
-        self._stack.enter_context(root.writer_lock())
         self.manifest = manifest
         self._axis = manifest.storage.axis
+        with ExitStack() as stack:
+            stack.enter_context(root.writer_lock())
+            create_data_set(root, manifest, shards=0)
+            self._start()
+            self._stack = stack.pop_all()
 
     @classmethod
     def create(cls, url: str, manifest: Manifest) -> Self:
@@ -49,14 +57,8 @@ class DatasetWriter:
                 f"{url} holds a data set already. Continue it with DatasetWriter.resume(url), or "
                 "choose another place."
             )
-        writer = cls(root, manifest)
-        try:
-            create_data_set(root, manifest, shards=0)
-            writer._start()
-        except BaseException:
-            writer._stack.close()
-            raise
-        return writer
+        require_place(root)
+        return cls(root, manifest)
 
     @classmethod
     def resume(cls, url: str) -> Self:
@@ -72,14 +74,7 @@ class DatasetWriter:
                 f"{url} was planned before it was extracted; continue it with `extract`. "
                 "DatasetWriter only adds to sets that it began."
             )
-        writer = cls(root, manifest)
-        try:
-            create_data_set(root, manifest, shards=0)
-            writer._start()
-        except BaseException:
-            writer._stack.close()
-            raise
-        return writer
+        return cls(root, manifest)
 
     def _start(self) -> None:
         committed = layout.committed_shards(self._root)

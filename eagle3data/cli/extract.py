@@ -1,0 +1,112 @@
+"""`eagle3data extract`: run the target and write its hidden states."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from eagle3data.cli import options as o
+from eagle3data.cli.console import err, out, print_json, progress
+from eagle3data.schema.errors import InputError
+
+
+def extract(
+    prompts: o.Prompts,
+    model: o.Model,
+    url: o.Out,
+    layers: o.Layers = "auto",
+    numbering: o.NumberingOption = None,
+    engine: o.Engine = "auto",
+    dtype: o.Dtype = "float16",
+    codec: o.CodecOption = "none",
+    compute_dtype: o.ComputeDtype = "auto",
+    shard_tokens: o.ShardTokens = None,
+    shards: Annotated[
+        str | None, typer.Option(metavar="A:B", help="Only shards A up to, not including, B.")
+    ] = None,
+    revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = False,
+    json: o.Json = False,
+) -> None:
+    """Run the target over PROMPTS.arrow and write its hidden states.
+
+    Running it again continues at the next missing shard; a finished set is left alone.
+
+    Example: eagle3data extract prompts.arrow --model ./smollm2 --out ./states
+    """
+    from eagle3data.extractor.run import ExtractOptions
+    from eagle3data.extractor.run import extract as run
+
+    chosen = ExtractOptions(
+        layers=layers,
+        numbering=numbering,
+        engine=engine,
+        dtype=dtype,
+        codec=codec,
+        compute_dtype=compute_dtype,
+        shard_tokens=shard_tokens,
+        shards=_range(shards),
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+    )
+    with _Shown() as shown:
+        try:
+            report = run(prompts, model, url, chosen, on_start=shown.start, on_tokens=shown.advance)
+        except KeyboardInterrupt:
+            err.print(_how_to_continue(url))
+            raise
+    if json:
+        print_json({"url": url, **report.__dict__})
+    elif report.written:
+        out.print(
+            f"{url}: {report.written} shards written, {report.committed} of {report.shards} "
+            f"committed, {report.tokens:,} tokens planned."
+        )
+    else:
+        out.print(
+            f"{url} is complete: {report.committed} of {report.shards} shards. Nothing to do."
+        )
+    if report.failed:
+        err.print(f"{report.failed} samples could not be written; {url}/ledger says which and why.")
+        raise typer.Exit(1)
+
+
+class _Shown:
+    """Opens the progress display once the work's size is known."""
+
+    def __enter__(self) -> _Shown:
+        from contextlib import ExitStack
+
+        self._stack = ExitStack()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def start(self, tokens: int, shards: int) -> None:
+        if shards:
+            self._progress = self._stack.enter_context(progress("extract", tokens, "tokens"))
+
+    def advance(self, tokens: int, shard: int) -> None:
+        self._progress.advance(tokens, shard=str(shard))
+
+
+def _how_to_continue(url: str) -> str:
+    from eagle3data.storage.layout import committed_shards
+    from eagle3data.storage.root import Root
+
+    done = len(committed_shards(Root(url)))
+    return (
+        f"\nstopped: {done} shards of {url} are committed, the one in hand was dropped. "
+        "Run the same command again to continue."
+    )
+
+
+def _range(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, colon, stop = text.partition(":")
+    if not (colon and first.isdigit() and stop.isdigit()):
+        raise InputError(f"--shards {text}: expected two numbers A:B, for example 0:8.")
+    return int(first), int(stop)

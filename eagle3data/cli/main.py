@@ -1,0 +1,103 @@
+"""The `eagle3data` command: registers the commands and turns errors into exit codes."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from eagle3data.schema.errors import Eagle3DataError
+
+COMMANDS = (
+    "prepare",
+    "regenerate",
+    "plan",
+    "extract",
+    "status",
+    "info",
+    "show",
+    "stats",
+    "validate",
+    "train",
+    "export",
+)
+"""Each lives in the module of its name, whose top imports nothing heavy: `--help` is quick."""
+
+_EXTRA_OF = {
+    "torch": "transformers",
+    "transformers": "transformers",
+    "safetensors": "transformers",
+    "huggingface_hub": "transformers",
+    "yaml": "train",
+    "s3fs": "s3",
+}
+
+
+def reported(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn what a command raises into a paragraph on stderr and the interface's exit code.
+
+    0 fine, 1 the thing asked about is not fine, 2 the command could not do its work,
+    3 undetermined (validate only), 130 interrupted.
+    """
+
+    @functools.wraps(command)
+    def run(*args: object, **kwargs: object) -> None:
+        try:
+            command(*args, **kwargs)
+        except Eagle3DataError as error:
+            _stop(f"error: {error}", 2)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in _EXTRA_OF:
+                raise
+            _stop(
+                f"error: this needs the package {package}, which is not installed. Install it "
+                f"with: pip install 'eagle3data[{_EXTRA_OF[package]}]'",
+                2,
+            )
+        except KeyboardInterrupt:
+            _stop("interrupted.", 130)
+
+    return run
+
+
+def _stop(text: str, code: int) -> None:
+    sys.stdout.flush()
+    print(text, file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        typer.echo(f"eagle3data {version('eagle3data')}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="The data layer of EAGLE-3 training: extract, check, stream and train on hidden states.",
+)
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Handle the options that go before a command."""
+
+
+for _name in COMMANDS:
+    app.command(name=_name)(reported(getattr(import_module(f"eagle3data.cli.{_name}"), _name)))
+
+
+if __name__ == "__main__":
+    app()

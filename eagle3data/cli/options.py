@@ -1,0 +1,38 @@
+"""Options that several commands share, so that they read the same everywhere."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from eagle3data.schema.layers import Numbering
+
+Model = Annotated[
+    str, typer.Option("--model", metavar="MODEL", help="Hugging Face folder or id of the target.")
+]
+Revision = Annotated[str | None, typer.Option(help="Hub revision of the model.")]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Let the model's own code run.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Url = Annotated[str, typer.Argument(metavar="URL", help="Root of the data set.")]
+Prompts = Annotated[
+    str, typer.Argument(metavar="PROMPTS.arrow", help="Written by `eagle3data prepare`.")
+]
+Out = Annotated[str, typer.Option("--out", metavar="URL", help="Root of the data set.")]
+Layers = Annotated[
+    str, typer.Option(help="'auto', or ids separated by commas; id k is what enters layer k.")
+]
+NumberingOption = Annotated[
+    Numbering | None, typer.Option(help="Whose layer ids --layers names, where not ours.")
+]
+Dtype = Annotated[str, typer.Option(help="Storage dtype: float16 or bfloat16.")]
+CodecOption = Annotated[str, typer.Option("--codec", help="none, lz4 or pcodec.")]
+ShardTokens = Annotated[
+    int | None, typer.Option(help="Tokens of a shard; chosen from the prompts by default.")
+]
+Engine = Annotated[str, typer.Option(help="auto or transformers.")]
+ComputeDtype = Annotated[
+    str, typer.Option(help="auto (the checkpoint's own), bfloat16, float16 or float32.")
+]

@@ -1,0 +1,133 @@
+"""`eagle3data show`: one sample, its tokens and mask, its norms, where its bytes lie."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from eagle3data.cli import options as o
+from eagle3data.cli.console import out, print_json, print_pairs
+from eagle3data.schema.errors import InputError
+
+if TYPE_CHECKING:
+    from eagle3data.readers.dataset import Dataset
+
+
+def show(
+    url: o.Url,
+    sample: Annotated[str, typer.Argument(help="A sample id, or a position such as 0 or -1.")],
+    model: Annotated[
+        str | None,
+        typer.Option(help="Hugging Face folder or id, to print tokens as text instead of ids."),
+    ] = None,
+    revision: o.Revision = None,
+    json: o.Json = False,
+) -> None:
+    """One sample: tokens with their mask, per layer norms, where its bytes lie.
+
+    Tokens that carry loss are marked; without --model they are shown as ids.
+
+    Example: eagle3data show ./states 0 --model ./smollm2
+    """
+    from eagle3data.readers.dataset import open_dataset
+
+    dataset = open_dataset(url)
+    facts = describe_sample(dataset, _position(dataset, sample))
+    if json:
+        print_json(facts)
+        return
+    print_pairs(
+        [
+            ("sample", f"{facts['sample_id']} (position {facts['position']})"),
+            ("source", f"{facts['source']}, split {facts['split']}"),
+            ("tokens", f"{facts['length']:,}, {sum(facts['loss_mask']):,} with loss"),
+            (
+                "lies at",
+                f"token {facts['token_offset']:,}: shard {facts['shard']}, chunks "
+                f"{facts['chunks'][0]} to {facts['chunks'][1]}",
+            ),
+            *[
+                (
+                    f"layer {row['layer']}",
+                    f"row norm min {row['min']:.4g}, median "
+                    f"{row['median']:.4g}, max {row['max']:.4g}; {row['object']}",
+                )
+                for row in facts["layers"]
+            ],
+        ]
+    )
+    _print_tokens(facts["input_ids"], facts["loss_mask"], model, revision)
+
+
+def describe_sample(dataset: Dataset, position: int) -> dict[str, Any]:
+    """What `eagle3data show --json` prints; reads and checks the sample's bytes."""
+    import numpy as np
+
+    from eagle3data.storage import layout
+    from eagle3data.writers.statistics import as_float32
+
+    found = dataset.read(position)
+    offset = int(dataset.index["token_offset"][position].as_py())
+    axis = dataset.manifest.storage.axis
+    shard, chunks = axis.shard_of(offset), axis.chunks_of(offset, len(found))
+    layers = []
+    for layer, states in found.hidden_states.items():
+        norms = np.linalg.norm(as_float32(states), axis=1)
+        layers.append(
+            {
+                "layer": layer,
+                "min": float(norms.min()),
+                "median": float(np.median(norms)),
+                "max": float(norms.max()),
+                "object": layout.shard_object(layout.states_array(layer), shard),
+            }
+        )
+    return {
+        "sample_id": found.sample_id,
+        "position": position,
+        "source": found.source,
+        "split": found.split,
+        "length": len(found),
+        "token_offset": offset,
+        "shard": shard,
+        "chunks": [chunks.start, chunks.stop - 1],
+        "witness_token": found.witness_token,
+        "witness_logprob": found.witness_logprob,
+        "layers": layers,
+        "input_ids": found.input_ids.tolist(),
+        "loss_mask": found.loss_mask.tolist(),
+    }
+
+
+def _position(dataset: Dataset, sample: str) -> int:
+    try:
+        return dataset.position(sample)
+    except KeyError:
+        pass
+    if sample.lstrip("-").isdigit() and -len(dataset) <= int(sample) < len(dataset):
+        return int(sample) % len(dataset)
+    raise InputError(
+        f"{dataset.url} has no sample {sample!r}: expected a sample id, or a position from 0 to "
+        f"{len(dataset) - 1}."
+    )
+
+
+def _print_tokens(
+    input_ids: list[int], loss_mask: list[int], model: str | None, revision: str | None
+) -> None:
+    from rich.text import Text
+
+    words = [f"{token} " for token in input_ids]
+    if model is not None:
+        from transformers import AutoTokenizer
+
+        from eagle3data.schema.target import model_folder
+
+        tokenizer = AutoTokenizer.from_pretrained(model_folder(model, revision))
+        words = [tokenizer.decode([token]) for token in input_ids]
+    text = Text()
+    for word, mask in zip(words, loss_mask, strict=True):
+        text.append(word, style="bold green" if mask else "dim")
+    out.print("\n[bold green]with loss[/bold green] [dim]without[/dim]")
+    out.print(text)

@@ -1,0 +1,138 @@
+"""`eagle3data train`: a draft from a data set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def train(
+    url: Annotated[str, typer.Argument(help="Data set: a folder or any fsspec URL.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Over the config.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option("--model", help="The target whose states these are: folder or hub id.")
+    ] = ...,  # type: ignore[assignment]
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder of the run; continues the run in it.")
+    ] = ...,  # type: ignore[assignment]
+    config: Annotated[Path | None, typer.Option("--config", help="YAML of sections.")] = None,
+    revision: Annotated[str | None, typer.Option("--revision", help="Hub revision.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print sizes, memory and steps; train nothing.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Train an EAGLE-3 draft; running it again continues.
+
+    Example: eagle3data train states/ --model SmolLM2-135M --out draft/ train.max_steps=200
+
+    Settings come from --config and from section.key=value words after the URL; unknown keys
+    are errors. Ctrl-C saves a checkpoint after the step in hand.
+    """
+    from eagle3data.cli.console import err, print_json
+    from eagle3data.trainer.config import load_config
+    from eagle3data.trainer.inputs import gather
+    from eagle3data.trainer.loop import estimate
+    from eagle3data.trainer.loop import train as run
+
+    chosen = load_config(config, settings or [])
+    if dry_run:
+        plan = estimate(gather(url, model, chosen, revision))
+        print_json(plan) if json else _print_plan(plan)
+        return
+    with _Report() as report:
+        outcome = run(url, model, out, chosen, revision=revision, report=report)
+    if outcome.interrupted:
+        err.print(
+            f"interrupted after step {outcome.summary['steps']} of "
+            f"{outcome.summary['total_steps']}; everything up to it is saved in {out}. Run the "
+            "same command again to continue.",
+            markup=False,
+        )
+        raise typer.Exit(130)
+    print_json(outcome.summary) if json else _print_summary(outcome.summary, out)
+
+
+class _Report:
+    """Turns the loop's records into a progress line and a line an evaluation."""
+
+    def __enter__(self) -> _Report:
+        from contextlib import ExitStack
+
+        self._stack = ExitStack()
+        self._progress: Any = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        from eagle3data.cli.console import err, progress
+
+        if record["kind"] == "eval":
+            err.print(f"step {record['step']}: held-out {_numbers(record)}", markup=False)
+            return
+        if self._progress is None:
+            left = record["total_steps"] - record["step"] + 1
+            self._progress = self._stack.enter_context(progress("training", left, "steps"))
+        self._progress.advance(
+            1,
+            loss=f"{record['loss']:.3f}",
+            accuracy=f"{record['accuracy']:.3f}",
+            tokens_s=f"{record['tokens'] / record['seconds']:,.0f}",
+        )
+
+
+def _numbers(rates: dict[str, Any]) -> str:
+    by_step = " ".join(f"{step['accuracy_given_earlier']:.3f}" for step in rates["steps"])
+    return (
+        f"loss {rates['loss']:.3f}, accuracy {rates['accuracy']:.3f} (given earlier steps: "
+        f"{by_step}), simulated acceptance length {rates['simulated_acceptance_length']:.2f}"
+    )
+
+
+def _print_plan(plan: dict[str, Any]) -> None:
+    from eagle3data.cli.console import print_pairs, size
+
+    draft = plan["draft"]
+    print_pairs(
+        [
+            ("draft", f"{plan['parameters']:,} parameters, hidden {draft['hidden_size']}"),
+            ("vocabulary", f"{draft['draft_vocab_size']:,} of {draft['vocab_size']:,} tokens"),
+            ("aux layers", ", ".join(map(str, plan["aux_layers"]))),
+            ("steps", f"{plan['total_steps']:,} of up to {plan['tokens_per_step']:,} tokens"),
+            ("parameters, gradients, AdamW", size(plan["state_bytes"])),
+            ("target's head and embeddings", size(plan["target_bytes"])),
+            ("logits of a step, at most", size(plan["logits_bytes"])),
+            ("device", f"{plan['device']}, autocast {plan['autocast']}"),
+        ]
+    )
+
+
+def _print_summary(summary: dict[str, Any], out: Path) -> None:
+    from eagle3data.cli.console import print_pairs
+
+    pairs = [
+        ("steps", f"{summary['steps']:,}, {summary['tokens']:,} tokens"),
+        ("draft", f"{summary['parameters']:,} parameters"),
+    ]
+    held_out = summary["held_out"]
+    if held_out["end"]:
+        pairs += [
+            ("held-out before", _numbers(held_out["start"])),
+            ("held-out after", _numbers(held_out["end"])),
+            (
+                "commonest token",
+                f"accuracy {summary['commonest_token_accuracy']:.3f} by always guessing it",
+            ),
+            ("best", f"step {summary['best']['step']}, loss {summary['best']['loss']:.3f}"),
+        ]
+    pairs += [
+        ("definitions", f"{out}/summary.json"),
+        ("next", f"eagle3data export {out} --format vllm --out {out}/export"),
+    ]
+    print_pairs(pairs)

@@ -1,0 +1,138 @@
+"""The plan: which sample goes where, known before a GPU is used (prefill only)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from eagle3data.extractor.prompts import PromptsFile
+from eagle3data.schema.axis import SizeArithmetic, choose_axis
+from eagle3data.schema.digest import tokens_crc32c
+from eagle3data.schema.errors import InputError, MismatchError
+from eagle3data.schema.index import PLAN_SCHEMA, list_values, plan_digest
+from eagle3data.schema.layers import Numbering
+from eagle3data.schema.manifest import Manifest, NormState
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Samples laid out on the token axis.
+
+    Attributes:
+        manifest: of the data set to be, with this plan's digest.
+        table: `PLAN_SCHEMA`, in token order, one row a prompt.
+        shards: how many the samples take.
+    """
+
+    manifest: Manifest
+    table: pa.Table
+    shards: int
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the plan's file says about itself."""
+        return {"digest": self.manifest.plan_digest, "first_shard": 0, "shards": self.shards}
+
+    @property
+    def sizes(self) -> SizeArithmetic:
+        """Bytes that the data set will take."""
+        return size_arithmetic(self.manifest, self.table["length"].to_numpy().tolist())
+
+    def rows_of(self, shard: int) -> range:
+        """Rows of the plan, and so of the prompts, that belong to a shard."""
+        shards = self.table["shard"].to_numpy()
+        first, stop = np.searchsorted(shards, [shard, shard + 1])
+        return range(int(first), int(stop))
+
+    def tokens_of(self, shard: int) -> int:
+        """Tokens of the samples in a shard."""
+        rows = self.rows_of(shard)
+        return int(self.table["length"].to_numpy()[rows.start : rows.stop].sum())
+
+
+def size_arithmetic(manifest: Manifest, lengths: Sequence[int]) -> SizeArithmetic:
+    """Bytes of samples of these lengths in a data set of this manifest."""
+    axis = manifest.storage.axis
+    return SizeArithmetic(
+        tokens=sum(lengths),
+        layers=len(manifest.layers),
+        hidden_size=manifest.hidden_size,
+        item_bytes=manifest.storage.dtype.item_bytes,
+        aligned_tokens=sum(axis.aligned(length) for length in lengths),
+    )
+
+
+def make_plan(
+    prompts: PromptsFile,
+    model: str,
+    *,
+    revision: str | None = None,
+    layers: str = "auto",
+    numbering: Numbering | None = None,
+    dtype: str = "float16",
+    codec: str = "none",
+    shard_tokens: int | None = None,
+    engine: str = "unknown",
+    engine_version: str = "",
+    compute_dtype: str = "",
+    provenance: dict[str, str] | None = None,
+) -> Plan:
+    """Lay the prompts out in their order.
+
+    Args:
+        prompts: what `prepare` wrote.
+        model: Hugging Face folder or id of the target.
+        layers: `auto` or ids separated by commas.
+        numbering: whose ids they are, where not ours.
+        dtype: storage dtype, `float16` or `bfloat16`.
+        codec: storage profile.
+        shard_tokens: S; chosen from the prompts by default.
+
+    Raises:
+        MismatchError: the prompts were made with another tokenizer or chat template.
+        InputError, LayerError: prompts or layers that this model can't have.
+    """
+    lengths = [int(length) for length in prompts.lengths]
+    if not lengths:
+        raise InputError(f"{prompts.path} holds no samples; see its rejects file for the reasons.")
+    settings: dict[str, Any] = {
+        "layers": layers,
+        "numbering": numbering,
+        "storage_dtype": dtype,
+        "codec": codec,
+        "revision": revision,
+        "engine": engine,
+        "engine_version": engine_version,
+        "capture_dtype": compute_dtype,
+        "norm_state": NormState.PRE,
+        "provenance": provenance,
+    }
+    draft = Manifest.for_model(model, **settings)
+    _require_same_tokenizer(prompts, draft, model)
+    axis = choose_axis(lengths, draft.row_bytes, shard_tokens)
+    manifest = Manifest.for_model(model, **settings, axis=axis)
+    offsets = axis.place(lengths)
+    shards = [axis.shard_of(offset) for offset in offsets]
+    checksums = [
+        tokens_crc32c(list_values(prompts.table["input_ids"], row)) for row in range(len(lengths))
+    ]
+    columns = [prompts.table["sample_id"].to_pylist(), shards, offsets, lengths, checksums]
+    table = pa.table(dict(zip(PLAN_SCHEMA.names, columns, strict=True)), schema=PLAN_SCHEMA)
+    # The mask is trained on too: a plan over other masks is another plan.
+    digest = plan_digest(f"{manifest.identity}:{prompts.digest}", table)
+    return Plan(manifest.model_copy(update={"plan_digest": digest}), table, shards[-1] + 1)
+
+
+def _require_same_tokenizer(prompts: PromptsFile, manifest: Manifest, model: str) -> None:
+    if prompts.tokenizer != manifest.tokenizer:
+        raise MismatchError(
+            f"{prompts.path} was prepared with another tokenizer or chat template than {model} has "
+            f"(tokenizer {prompts.tokenizer.digest}, template "
+            f"{prompts.tokenizer.chat_template_digest}; the model's are "
+            f"{manifest.tokenizer.digest}, {manifest.tokenizer.chat_template_digest}). "
+            "Run `eagle3data prepare` with this model."
+        )

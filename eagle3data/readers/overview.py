@@ -1,0 +1,120 @@
+"""Facts about a data set from its manifest, its plan and its index alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from eagle3data.readers.dataset import Dataset
+from eagle3data.schema.axis import EXPECTED_RATIO, SizeArithmetic
+from eagle3data.storage import layout
+
+
+def overview(dataset: Dataset) -> dict[str, Any]:
+    """What `eagle3data info --json` prints."""
+    manifest, index = dataset.manifest, dataset.index
+    committed = layout.committed_shards(dataset.root)
+    objects = [entry for shard in committed for entry in shard_objects(dataset, shard)]
+    sizes = size_arithmetic(dataset)
+    return {
+        "url": dataset.url,
+        "version": manifest.version,
+        **manifest.model_dump(mode="json", include={"target", "tokenizer", "capture", "storage"}),
+        "samples": len(dataset),
+        "tokens": dataset.tokens,
+        "loss_tokens": int(np.sum(index["n_loss_tokens"].to_numpy())),
+        "shards": {"planned": planned_shards(dataset), "committed": len(committed)},
+        "objects": len(objects),
+        "bytes": sum(int(entry["bytes"]) for entry in objects),
+        "arithmetic": {
+            "tokens": sizes.tokens,
+            "layers": sizes.layers,
+            "hidden_size": sizes.hidden_size,
+            "item_bytes": sizes.item_bytes,
+            "state_bytes": sizes.state_bytes,
+            "expected_bytes": {codec: sizes.stored_bytes(codec) for codec in EXPECTED_RATIO},
+        },
+        "generation": dataset.generation,
+        "warnings": manifest.warnings,
+    }
+
+
+def size_arithmetic(dataset: Dataset) -> SizeArithmetic:
+    """Bytes that the committed samples take by the manifest's shape."""
+    manifest = dataset.manifest
+    axis = manifest.storage.axis
+    lengths = dataset.index["length"].to_pylist()
+    return SizeArithmetic(
+        tokens=dataset.tokens,
+        layers=len(manifest.layers),
+        hidden_size=manifest.hidden_size,
+        item_bytes=manifest.storage.dtype.item_bytes,
+        aligned_tokens=sum(axis.aligned(int(length or 0)) for length in lengths),
+    )
+
+
+def planned_shards(dataset: Dataset) -> int:
+    """Shards that the plan names."""
+    shards = layout.read_plan(dataset.root)["shard"].to_numpy()
+    return int(shards.max()) + 1 if len(shards) else 0
+
+
+def shard_objects(dataset: Dataset, shard: int) -> list[dict[str, Any]]:
+    """Objects of a committed shard as its index part lists them: `path`, `bytes`, `crc32c`."""
+    _, facts = layout.read_table(dataset.root, layout.index_part(shard))
+    return list(facts.get("objects", []))
+
+
+def statistics(dataset: Dataset) -> dict[str, Any]:
+    """What `eagle3data stats --json` prints: lengths, mask share, magnitudes a layer."""
+    index = dataset.index
+    lengths: npt.NDArray[Any] = index["length"].to_numpy()
+    kept: npt.NDArray[Any] = index["n_loss_tokens"].to_numpy()
+    layers = dataset.manifest.layers
+    per_layer = {
+        name: np.asarray(index[name].to_pylist(), dtype=float).reshape(-1, len(layers))
+        for name in ("absmax", "rms", "min_row_rms", "n_zero_rows", "n_nan", "n_inf")
+    }
+    splits = [str(value) for value in index["split"].to_pylist()]
+    return {
+        "samples": len(dataset),
+        "splits": {name: splits.count(name) for name in sorted(set(splits))},
+        "length": quantiles(lengths),
+        "loss_share": quantiles(kept / np.maximum(lengths, 1)),
+        "with_witness": len(dataset) - index["witness_token"].null_count,
+        "layers": [
+            {
+                "layer": layer,
+                "rms": quantiles(per_layer["rms"][:, slot]),
+                "absmax": _largest(per_layer["absmax"][:, slot]),
+                "min_row_rms": _smallest(per_layer["min_row_rms"][:, slot]),
+                **{
+                    name: int(per_layer[name][:, slot].sum())
+                    for name in ("n_zero_rows", "n_nan", "n_inf")
+                },
+            }
+            for slot, layer in enumerate(layers)
+        ],
+    }
+
+
+def quantiles(values: npt.NDArray[Any]) -> dict[str, float]:
+    """`min`, `p10`, `median`, `p90`, `max` and `mean`; all zero where there are no values."""
+    if not len(values):
+        values = np.zeros(1)
+    points = np.quantile(values, [0, 0.1, 0.5, 0.9, 1])
+    names = ("min", "p10", "median", "p90", "max")
+    return {
+        **{name: float(value) for name, value in zip(names, points, strict=True)},
+        "mean": float(np.mean(values)),
+    }
+
+
+def _largest(values: npt.NDArray[Any]) -> float:
+    return float(values.max()) if len(values) else 0.0
+
+
+def _smallest(values: npt.NDArray[Any]) -> float:
+    return float(values.min()) if len(values) else 0.0

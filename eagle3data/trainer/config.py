@@ -1,0 +1,153 @@
+"""The configuration of a training run: strict sections from YAML and `section.key=value`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from eagle3data.schema.errors import InputError
+from eagle3data.trainer.loss import Loss
+from eagle3data.trainer.shift import MaskAlignment
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSection(_Section):
+    """The draft; sizes left out are the target's."""
+
+    draft_vocab_size: int = Field(default=32_000, gt=0, description="At most the target's.")
+    aux_layers: list[int] | None = Field(
+        default=None, description="Three captured layers (canonical ids); needed if there are more."
+    )
+    norm_before_residual: bool = False
+    lm_head: Literal["scratch", "target"] = Field(
+        default="scratch", description="Start lm_head and norm fresh, or from the target's rows."
+    )
+    intermediate_size: int | None = None
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    rope_parameters: dict[str, Any] | None = None
+
+
+class DataSection(_Section):
+    """Which samples, and how they are packed."""
+
+    token_budget: int = Field(default=8192, gt=0, description="Rows of a packed batch.")
+    train_split: str | None = Field(default="train", description="null: every sample.")
+    eval_split: str | None = Field(default="eval", description="null: nothing is held out.")
+
+
+class OptimizerSection(_Section):
+    """AdamW and its schedule."""
+
+    learning_rate: float = Field(default=1e-4, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(default=0.0, ge=0)
+    schedule: Literal["cosine", "linear"] = "cosine"
+    warmup_share: float = Field(default=0.015, ge=0, lt=1, description="Of all steps.")
+    max_grad_norm: float = Field(default=0.5, gt=0)
+
+
+class TrainSection(_Section):
+    """The loop."""
+
+    epochs: int = Field(default=1, gt=0)
+    max_steps: int | None = Field(
+        default=None, gt=0, description="Exactly so many steps, over as many epochs as they take."
+    )
+    accumulation: int = Field(default=1, gt=0, description="Packs a step of the optimiser.")
+    ttt_steps: int = Field(default=7, gt=0, description="Training-time-test steps.")
+    step_decay: float = Field(
+        default=0.8, gt=0, le=1, description="Loss weight of step s: decay^s."
+    )
+    loss: Loss = Loss.SOFT_CE
+    mask_alignment: MaskAlignment = MaskAlignment.SERVING
+    seed: int = 0
+    device: str = Field(default="auto", description="auto: cuda where there is one.")
+    autocast: Literal["auto", "bfloat16", "off"] = Field(
+        default="auto", description="auto: bfloat16 where the device multiplies it faster."
+    )
+    eval_every: int = Field(default=200, gt=0, description="Steps.")
+    eval_packs: int | None = Field(default=None, gt=0, description="null: all held-out packs.")
+    save_every: int = Field(default=500, gt=0, description="Steps.")
+
+
+class TrainConfig(_Section):
+    """A whole run."""
+
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    train: TrainSection = TrainSection()
+
+
+MAY_CHANGE_ON_RESUME = {"train.eval_every", "train.save_every"}
+"""Settings that don't change what is learned."""
+
+
+def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Read a YAML file of sections and apply `section.key=value` over it.
+
+    Args:
+        path: YAML file; none for the defaults.
+        overrides: each `section.key=value`, the value in YAML.
+
+    Raises:
+        InputError: a file that can't be read, an unknown key (the nearest is named), a bad value.
+    """
+    import yaml
+
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            values = yaml.safe_load(Path(path).read_text()) or {}
+        except (OSError, yaml.YAMLError) as error:
+            raise InputError(f"{path} can't be read as YAML: {error}") from None
+    where = str(path) if path is not None else "the configuration"
+    if not isinstance(values, dict):
+        raise InputError(f"{where} holds {type(values).__name__}, expected sections of keys.")
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        section, dot, name = key.partition(".")
+        if not (equals and dot and section and name):
+            raise InputError(f"{override!r}: expected section.key=value, as train.epochs=2.")
+        if not isinstance(values.setdefault(section, {}), dict):
+            raise InputError(f"{where}: {section} is {values[section]!r}, expected a section.")
+        try:
+            values[section][name] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise InputError(f"{override!r}: the value can't be read as YAML.") from None
+    try:
+        return TrainConfig.model_validate(values)
+    except ValidationError as error:
+        raise InputError(f"{where}: {'; '.join(map(_explain, error.errors()))}.") from None
+
+
+def flat(config: TrainConfig) -> dict[str, Any]:
+    """`section.key` to its value, as JSON would hold it."""
+    sections = config.model_dump(mode="json")
+    return {
+        f"{name}.{key}": value for name, keys in sections.items() for key, value in keys.items()
+    }
+
+
+def _explain(problem: Any) -> str:
+    place = [str(part) for part in problem["loc"]]
+    dotted = ".".join(place)
+    if problem["type"] != "extra_forbidden":
+        return f"{dotted}: {problem['msg']} (found {problem['input']!r})"
+    known = flat(TrainConfig())
+    if len(place) == 1:
+        candidates = sorted({name.partition(".")[0] for name in known})
+        near = difflib.get_close_matches(dotted, candidates, n=1, cutoff=0.0)
+        return f"unknown section {dotted!r}, did you mean {near[0]!r}?"
+    bare = {name.partition(".")[2]: name for name in known}
+    near = difflib.get_close_matches(place[-1], bare, n=1, cutoff=0.0)
+    return f"unknown key {dotted!r}, did you mean {bare[near[0]]!r}?"

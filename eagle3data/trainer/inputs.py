@@ -1,0 +1,230 @@
+"""What a run is made of, checked before anything is computed: data, target, draft, vocabulary."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from eagle3data.readers.dataset import Dataset, open_dataset
+from eagle3data.readers.loader import StreamingLoader
+from eagle3data.schema.errors import InputError
+from eagle3data.schema.layers import missing_final_layer
+from eagle3data.schema.manifest import Manifest, NormState, TargetModel
+from eagle3data.schema.target import describe_target, model_folder, text_config
+from eagle3data.storage.model_weights import TargetHead, load_embeddings, load_head
+from eagle3data.trainer.config import MAY_CHANGE_ON_RESUME, ModelSection, TrainConfig, flat
+from eagle3data.trainer.draft import AUX_STATES, Draft, DraftConfig
+from eagle3data.trainer.saved import DraftDescription, SavedDraft
+from eagle3data.trainer.vocab import VocabularyMap, count_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """Everything the loop works on.
+
+    Attributes:
+        config: the run's settings.
+        dataset: the data set.
+        loader: its training split; batches hold the aux layers, then the final one.
+        draft: on `device`.
+        head: the target's, on `device`, lm_head in the dtype that its product is done in.
+        vocabulary: the draft's tokens; `draft_ids` is the same as `[Vd]` int64 on `device`.
+        commonest_token: the target token that most often carries loss.
+        post_norm: the data set's final states carry the final norm already.
+        description: whose draft this is.
+        device: where the run computes.
+        autocast: dtype of matrix products, or None for float32.
+    """
+
+    config: TrainConfig
+    dataset: Dataset
+    loader: StreamingLoader
+    draft: Draft
+    head: TargetHead
+    vocabulary: VocabularyMap
+    draft_ids: torch.Tensor
+    commonest_token: int
+    post_norm: bool
+    description: DraftDescription
+    device: torch.device
+    autocast: torch.dtype | None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a resumed run must share with the one that it continues."""
+        settings = {
+            key: value
+            for key, value in flat(self.config).items()
+            if key not in MAY_CHANGE_ON_RESUME
+        }
+        return {
+            **settings,
+            "data set": self.dataset.manifest.identity,
+            "device type": self.device.type,
+        }
+
+    def held_out(self) -> StreamingLoader | None:
+        """A fresh pass over the held-out split in a fixed order; None if nothing is held out."""
+        if self.config.data.eval_split is None:
+            return None
+        return StreamingLoader(
+            self.dataset,
+            token_budget=self.config.data.token_budget,
+            layers=self.loader.layers,
+            split=self.config.data.eval_split,
+            shuffle=False,
+        )
+
+    def saved_draft(self) -> SavedDraft:
+        """The draft as it is now (parameters are shared, not copied)."""
+        return SavedDraft(
+            description=self.description,
+            parameters=dict(self.draft.state_dict()),
+            vocabulary=self.vocabulary,
+        )
+
+
+def gather(url: str, model: str, config: TrainConfig, revision: str | None = None) -> Inputs:
+    """Open the data set, read the target's weights, build the draft.
+
+    Raises:
+        InputError: a data set and a model that don't belong together, or settings that can't be.
+    """
+    dataset = open_dataset(url)
+    target, _ = describe_target(model, revision)
+    aux_layers = check_dataset(dataset.manifest, target, config.model, url)
+    check_splits(dataset, config)
+    device, autocast = choose_device(config.train.device, config.train.autocast)
+    counts = count_tokens(dataset.index, target.vocab_size, config.data.train_split)
+    wanted = min(config.model.draft_vocab_size, target.vocab_size)
+    vocabulary = VocabularyMap.most_frequent(counts, wanted)
+    target_config = json.loads((model_folder(model, revision) / "config.json").read_text())
+    shape = DraftConfig.from_target(
+        text_config(target_config),
+        draft_vocab_size=wanted,
+        norm_before_residual=config.model.norm_before_residual,
+        intermediate_size=config.model.intermediate_size,
+        num_attention_heads=config.model.num_attention_heads,
+        num_key_value_heads=config.model.num_key_value_heads,
+        head_dim=config.model.head_dim,
+        rope_parameters=config.model.rope_parameters,
+    )
+    head = load_head(model, revision)
+    torch.manual_seed(config.train.seed)
+    draft = Draft(shape, load_embeddings(model, revision))
+    draft_ids = torch.from_numpy(vocabulary.draft_ids)
+    if config.model.lm_head == "target":
+        start_from_head(draft, head, draft_ids)
+    return Inputs(
+        config=config,
+        dataset=dataset,
+        loader=StreamingLoader(
+            dataset,
+            token_budget=config.data.token_budget,
+            seed=config.train.seed,
+            layers=[*aux_layers, dataset.manifest.final_layer],
+            split=config.data.train_split,
+        ),
+        draft=draft.to(device),
+        head=replace(head, lm_head=head.lm_head.to(autocast or torch.float32)).to(device),
+        vocabulary=vocabulary,
+        draft_ids=draft_ids.to(device),
+        commonest_token=int(counts.argmax()),
+        post_norm=dataset.manifest.capture.norm_state is NormState.POST,
+        description=DraftDescription(
+            config=shape,
+            target=model,
+            target_architecture=target.architecture,
+            target_layers=target.num_hidden_layers,
+            aux_layers=aux_layers,
+            ttt_steps=config.train.ttt_steps,
+            data_set=dataset.manifest.identity,
+        ),
+        device=device,
+        autocast=autocast,
+    )
+
+
+def check_dataset(
+    manifest: Manifest, target: TargetModel, section: ModelSection, url: str
+) -> list[int]:
+    """Refuse a data set that no draft of this target can be trained on.
+
+    Returns:
+        The three aux layers to use, ascending canonical ids.
+
+    Raises:
+        InputError: sizes that differ from the model's, no final layer, or no three aux layers.
+    """
+    sizes = ("num_hidden_layers", "hidden_size", "vocab_size")
+    differing = [
+        f"{name} is {getattr(manifest.target, name)} in the data set and {getattr(target, name)} "
+        "in the model"
+        for name in sizes
+        if getattr(manifest.target, name) != getattr(target, name)
+    ]
+    if differing:
+        raise InputError(
+            f"{url} holds states of {manifest.target.name}, not of {target.name}: "
+            f"{'; '.join(differing)}. Give the model that the states were taken from."
+        )
+    missing = missing_final_layer(manifest.layers, manifest.final_layer)
+    if missing:
+        raise InputError(f"{url} can't teach: {missing} Extract again with --layers auto.")
+    aux_layers = section.aux_layers or manifest.aux_layers
+    if len(aux_layers) != AUX_STATES or not set(aux_layers) <= set(manifest.aux_layers):
+        raise InputError(
+            f"EAGLE-3 fuses {AUX_STATES} aux layers; {url} has {manifest.aux_layers} below the "
+            f"final one and model.aux_layers is {section.aux_layers}. Choose {AUX_STATES} of them "
+            "with model.aux_layers, or extract again with --layers auto."
+        )
+    return sorted(aux_layers)
+
+
+def check_splits(dataset: Dataset, config: TrainConfig) -> None:
+    """Refuse a split that no sample is of.
+
+    Raises:
+        InputError: says which splits there are, and how to train without one.
+    """
+    there = set(dataset.index["split"].to_pylist())
+    for key in ("train_split", "eval_split"):
+        wanted = getattr(config.data, key)
+        if wanted is not None and wanted not in there:
+            names = sorted(str(split) for split in there)
+            raise InputError(
+                f"{dataset.url} has no sample of split {wanted!r} (data.{key}); its splits are "
+                f"{', '.join(names)}. Name one of them, or set data.{key}=null: then "
+                f"{'every sample is trained on' if key == 'train_split' else 'none is held out'}."
+            )
+
+
+def choose_device(device: str, autocast: str) -> tuple[torch.device, torch.dtype | None]:
+    """Turn `train.device` and `train.autocast` into a device and the dtype of matrix products.
+
+    `auto` autocasts on CUDA, and on CPUs with bfloat16 matrix units: others only emulate it.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise InputError(f"train.device is {device!r}; expected auto, cpu or cuda.") from None
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"train.device is {device!r}, but torch sees no GPU here.")
+    fast = chosen.type != "cpu" or bool(torch.cpu.get_capabilities().get("amx_bf16"))
+    use = autocast == "bfloat16" or (autocast == "auto" and fast)
+    return chosen, torch.bfloat16 if use else None
+
+
+@torch.no_grad()
+def start_from_head(draft: Draft, head: TargetHead, draft_ids: torch.Tensor) -> None:
+    """Start the draft's norm and lm_head from the target's; both are trained from there.
+
+    A soft cap has no place in the draft and is left out; it changes no argmax.
+    """
+    draft.norm.weight.copy_(head.norm_weight + head.norm_offset)
+    draft.lm_head.weight.copy_(head.lm_head[draft_ids].float() * head.logit_scale)

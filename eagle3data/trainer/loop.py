@@ -1,0 +1,330 @@
+"""The training loop: packs in, teacher, unrolled draft, loss, optimiser step; in that order.
+
+A run lives in a folder: checkpoints, `metrics.jsonl`, `summary.json`. Starting a run in a
+folder that holds one continues it, and its curve is the one of a run never interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eagle3data.readers.batch import Batch
+from eagle3data.schema.errors import Eagle3DataError
+from eagle3data.trainer import checkpoint
+from eagle3data.trainer.checkpoint import Checkpoint
+from eagle3data.trainer.config import OptimizerSection, TrainConfig
+from eagle3data.trainer.files import write_json
+from eagle3data.trainer.inputs import Inputs, gather
+from eagle3data.trainer.interruption import Interruption
+from eagle3data.trainer.loss import LOSSES, step_weights
+from eagle3data.trainer.metrics import DEFINITIONS, Metrics
+from eagle3data.trainer.records import MetricsFile
+from eagle3data.trainer.ttt import kept_counts, shifted_steps, teach_pack, unroll
+
+SUMMARY = "summary.json"
+Record = dict[str, Any]
+
+
+class NonFiniteError(Eagle3DataError):
+    """A loss or gradient that is not a finite number; the optimiser was not stepped with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        summary: what `summary.json` holds.
+        interrupted: a signal asked it to stop; its last checkpoint is where it stopped.
+    """
+
+    summary: dict[str, Any]
+    interrupted: bool
+
+
+def train(
+    url: str,
+    model: str,
+    out: str | Path,
+    config: TrainConfig,
+    *,
+    revision: str | None = None,
+    report: Callable[[Record], None] = lambda _: None,
+) -> Outcome:
+    """Train a draft, or go on with the training in `out`.
+
+    Args:
+        url: data set.
+        model: the target, Hugging Face folder or id.
+        out: the run's folder.
+        config: its settings.
+        revision: hub revision of the target.
+        report: called with every record that goes into `metrics.jsonl`.
+
+    Raises:
+        InputError: data, model and settings that don't belong together.
+        MismatchError: `out` holds another run.
+        NonFiniteError: the loss or a gradient is not finite; names step and samples.
+    """
+    run = Run(gather(url, model, config, revision), Path(out), report)
+    run.start_or_resume()
+    with Interruption() as interruption:
+        while run.step < run.total_steps and not interruption.requested:
+            for packs in groups(run.inputs.loader, config.train.accumulation):
+                run.train_step(packs)
+                done = run.step == run.total_steps
+                best = run.evaluate() if done or run.step % config.train.eval_every == 0 else False
+                stopping = done or interruption.requested
+                if best or stopping or run.step % config.train.save_every == 0:
+                    run.save(best=best)
+                if stopping:
+                    break
+    return Outcome(summary=run.summarise(), interrupted=run.step < run.total_steps)
+
+
+class Run:
+    """The state of a run between steps, and what a step does to it."""
+
+    def __init__(self, inputs: Inputs, out: Path, report: Callable[[Record], None]) -> None:
+        """Prepare a run; nothing is written yet."""
+        self.inputs = inputs
+        self.out = out
+        self.config = inputs.config
+        self.weights = step_weights(self.config.train.ttt_steps, self.config.train.step_decay)
+        self.step = 0
+        self.total_steps = count_steps(inputs)
+        # What a checkpoint carries besides the state of the parts.
+        self.history: dict[str, Any] = {"start": None, "best": None, "end": None, "tokens": 0}
+        self.optimizer = torch.optim.AdamW(
+            inputs.draft.parameters(),
+            lr=self.config.optimizer.learning_rate,
+            betas=self.config.optimizer.betas,
+            weight_decay=self.config.optimizer.weight_decay,
+            fused=True,
+        )
+        self.records = MetricsFile(out, report)
+
+    def start_or_resume(self) -> None:
+        """Take up the last checkpoint in the folder, or measure the start of a new run."""
+        saved = checkpoint.load_last(self.out)
+        if saved is None:
+            self.records.begin({"kind": "definitions", **DEFINITIONS})
+            self.evaluate()
+            return
+        saved.check_identity(self.inputs.identity, self.out)
+        self.inputs.draft.load_state_dict(saved.draft.parameters)
+        self.optimizer.load_state_dict(saved.optimizer)
+        self.inputs.loader.load_state_dict(saved.loader)
+        self.step, self.history = saved.step, saved.history
+        self.records.resume(self.step)
+        checkpoint.set_random_states(saved.random)
+
+    def train_step(self, packs: list[Batch]) -> None:
+        """One step of the optimiser over one or more packs.
+
+        Raises:
+            NonFiniteError: the loss or the gradient is not finite.
+        """
+        began = time.monotonic()
+        settings = self.config.train
+        packs = [pack.to(self.inputs.device) for pack in packs]
+        shifted = [shifted_steps(p, settings.ttt_steps, settings.mask_alignment) for p in packs]
+        kept = torch.stack([kept_counts(steps) for steps in shifted]).sum(0)
+        # Each step's loss is its mean over the kept positions of ALL packs.
+        scales = torch.tensor(self.weights, device=kept.device) / kept.clamp(min=1)
+        metrics = Metrics(self.weights, self.inputs.device)
+        for pack, steps in zip(packs, shifted, strict=True):
+            loss = self._pack_loss(pack, steps, scales, metrics)
+            if loss.requires_grad:
+                torch.autograd.backward(loss)
+        norm = torch.nn.utils.clip_grad_norm_(
+            self.inputs.draft.parameters(), self.config.optimizer.max_grad_norm
+        )
+        rates = metrics.rates()
+        if not (math.isfinite(rates["loss"]) and bool(norm.isfinite())):
+            raise self._not_finite(packs, rates["loss"], float(norm))
+        rate = learning_rate(self.config.optimizer, self.step, self.total_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        tokens = sum(pack.tokens for pack in packs)
+        self.history["tokens"] += tokens
+        seconds = time.monotonic() - began
+        self.records.write(
+            {
+                "kind": "train",
+                "step": self.step,
+                "total_steps": self.total_steps,
+                "learning_rate": rate,
+                "grad_norm": float(norm),
+                "tokens": tokens,
+                "seconds": seconds,
+                **rates,
+            }
+        )
+
+    @torch.no_grad()
+    def evaluate(self) -> bool:
+        """Measure the held-out split; whether the draft is the best so far."""
+        loader = self.inputs.held_out()
+        if loader is None:
+            return False
+        metrics = Metrics(self.weights, self.inputs.device)
+        ones = torch.ones(len(self.weights), dtype=torch.float64, device=self.inputs.device)
+        for pack in islice(loader, self.config.train.eval_packs):
+            moved = pack.to(self.inputs.device)
+            settings = self.config.train
+            steps = shifted_steps(moved, settings.ttt_steps, settings.mask_alignment)
+            self._pack_loss(moved, steps, ones, metrics)
+        rates = metrics.rates()
+        self.records.write({"kind": "eval", "step": self.step, **rates})
+        if self.step == 0:
+            self.history["start"] = rates
+        self.history["end"] = rates
+        best = self.history["best"]
+        if best is None or rates["loss"] < best["loss"]:
+            self.history["best"] = {"step": self.step, "loss": rates["loss"]}
+            return True
+        return False
+
+    def _pack_loss(
+        self, pack: Batch, steps: list[Any], scales: torch.Tensor, metrics: Metrics
+    ) -> torch.Tensor:
+        """The sum over steps of scale x summed loss; `metrics` takes what is measured."""
+        inputs = self.inputs
+        teacher, row_of = teach_pack(
+            inputs.head, pack, steps, inputs.draft_ids, post_norm=inputs.post_norm
+        )
+        alive = torch.ones_like(pack.input_ids, dtype=torch.bool)
+        total = torch.zeros((), device=inputs.device)
+        with autocast(inputs):
+            for output in unroll(inputs.draft, pack, steps, row_of):
+                losses = LOSSES[self.config.train.loss](
+                    output.logits, teacher.probabilities[output.teacher_rows]
+                )
+                total = total + losses.sum() * scales[output.step].float()
+                alive = metrics.add(
+                    output,
+                    losses,
+                    teacher,
+                    draft_ids=inputs.draft_ids,
+                    alive=alive,
+                    commonest_token=inputs.commonest_token,
+                )
+        return total
+
+    def _not_finite(self, packs: list[Batch], loss: float, norm: float) -> NonFiniteError:
+        names = [name for pack in packs for name in pack.sample_ids]
+        return NonFiniteError(
+            f"step {self.step + 1}: the loss is {loss} and the gradient's norm {norm}. The samples "
+            f"of this step are {', '.join(names)}; look at them with `eagle3data validate "
+            f"{self.inputs.dataset.url}`, or lower optimizer.learning_rate. The checkpoints in "
+            f"{self.out} are from before it."
+        )
+
+    def save(self, *, best: bool) -> None:
+        """Write a checkpoint of the run as it stands."""
+        state = Checkpoint(
+            step=self.step,
+            draft=self.inputs.saved_draft(),
+            optimizer=self.optimizer.state_dict(),
+            random=checkpoint.random_states(),
+            loader=self.inputs.loader.state_dict(),
+            identity=self.inputs.identity,
+            history=self.history,
+        )
+        checkpoint.save(self.out, state, best=best)
+
+    def summarise(self) -> dict[str, Any]:
+        """Write and return `summary.json`: the run in a few numbers, with their definitions."""
+        parameters = sum(p.numel() for p in self.inputs.draft.parameters())
+        start, end = self.history["start"], self.history["end"]
+        summary = {
+            "steps": self.step,
+            "total_steps": self.total_steps,
+            "tokens": self.history["tokens"],
+            "parameters": parameters,
+            "draft_vocab_size": len(self.inputs.vocabulary.d2t),
+            "best": self.history["best"],
+            "held_out": {"start": start, "end": end},
+            "commonest_token_accuracy": end["commonest_token_accuracy"] if end else None,
+            "definitions": DEFINITIONS,
+        }
+        write_json(self.out / SUMMARY, summary)
+        return summary
+
+
+def groups(packs: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
+    """Packs of one optimiser step each; an epoch's last group may be smaller."""
+    iterator = iter(packs)
+    while group := list(islice(iterator, size)):
+        yield group
+
+
+def count_steps(inputs: Inputs) -> int:
+    """Optimiser steps of the whole run."""
+    settings, loader = inputs.config.train, inputs.loader
+    if settings.max_steps is not None:
+        return settings.max_steps
+    total = 0
+    for epoch in range(settings.epochs):
+        loader.set_epoch(epoch)  # how the samples pack, and so how many steps, differs by epoch
+        total += math.ceil(len(loader) / settings.accumulation)
+    loader.set_epoch(0)
+    return total
+
+
+def learning_rate(section: OptimizerSection, step: int, total_steps: int) -> float:
+    """The rate of the step after `step` steps: a linear warm-up, then a fall to zero."""
+    warmup = math.ceil(section.warmup_share * total_steps)
+    if step < warmup:
+        return section.learning_rate * (step + 1) / warmup
+    left = 1.0 - (step - warmup) / max(1, total_steps - warmup)
+    if section.schedule == "cosine":
+        left = 0.5 * (1.0 - math.cos(math.pi * left))
+    return section.learning_rate * left
+
+
+def autocast(inputs: Inputs) -> AbstractContextManager[Any]:
+    """Matrix products in the run's dtype; parameters stay float32."""
+    if inputs.autocast is None:
+        return nullcontext()
+    return torch.autocast(inputs.device.type, dtype=inputs.autocast)
+
+
+def estimate(inputs: Inputs) -> dict[str, Any]:
+    """What a run would be, before anything is computed: sizes, memory, steps."""
+    parameters = sum(p.numel() for p in inputs.draft.parameters())
+    settings, shape = inputs.config.train, inputs.draft.config
+    budget = inputs.config.data.token_budget
+    logits = budget * shape.draft_vocab_size * 4
+    return {
+        "draft": shape.model_dump(mode="json"),
+        "parameters": parameters,
+        "aux_layers": inputs.description.aux_layers,
+        "samples": len(inputs.dataset),
+        "total_steps": count_steps(inputs),
+        "tokens_per_step": budget * settings.accumulation,
+        # Parameters, gradients and AdamW's two moments, all float32.
+        "state_bytes": parameters * 16,
+        "target_bytes": _bytes(inputs.head.lm_head) + _bytes(inputs.draft.embeddings),
+        # A step keeps its logits, their gradient and the teacher's for the backward pass.
+        "logits_bytes": 3 * logits * settings.ttt_steps,
+        "device": inputs.device.type,
+        "autocast": str(inputs.autocast).removeprefix("torch.") if inputs.autocast else "off",
+    }
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,137 @@
+"""What a draft is worth, per training-time-test step; projects differ, so definitions are data.
+
+Sums are kept, not means: packs, micro-batches and ranks add up, and rates come last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from eagle3data.trainer.teacher import Teacher
+from eagle3data.trainer.ttt import StepOutput
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DEFINITIONS = {
+    "kept": "pairs (t, s) inside a document whose loss mask is set, by the run's mask alignment",
+    "loss": "the step's loss in nats against the teacher restricted to the draft vocabulary, "
+    "averaged over kept positions; the run's loss is the sum over steps weighted by decay^s",
+    "accuracy": "share of ALL kept positions where the draft's argmax, as a target token, is the "
+    "target's argmax over its full vocabulary; a target token outside the draft vocabulary "
+    "counts as wrong",
+    "accuracy_given_earlier": "the same, over positions kept and right at every earlier step",
+    "acceptance": "mean of sum_i min(p_i, q_i), the chance that sampling accepts the draft's "
+    "token; p is the target's FULL distribution, q the draft's",
+    "coverage": "mean share of the target's distribution that lies in the draft vocabulary",
+    "simulated_acceptance_length": "1 + sum_s prod_{i<=s} accuracy_given_earlier_i: tokens a "
+    "greedy target call yields with as many drafted tokens as there are steps, the "
+    "target's own token included",
+    "commonest_token_accuracy": "accuracy at step 0 of always guessing the token that is most "
+    "frequent among the training tokens that carry loss",
+}
+
+_COLUMNS = (
+    "kept",
+    "loss",
+    "right",
+    "chain_kept",
+    "chain_right",
+    "acceptance",
+    "coverage",
+    "commonest",
+)
+
+
+class Metrics:
+    """Sums over packs, `[steps, columns]` float64, and the rates that follow from them."""
+
+    def __init__(self, weights: Sequence[float], device: torch.device | str = "cpu") -> None:
+        """Start from nothing.
+
+        Args:
+            weights: each step's weight in the loss.
+            device: where the sums are kept until `rates` reads them.
+        """
+        self.weights = list(weights)
+        self.sums = torch.zeros(len(weights), len(_COLUMNS), dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def add(
+        self,
+        output: StepOutput,
+        losses: Tensor,
+        teacher: Teacher,
+        *,
+        draft_ids: Tensor,
+        alive: Tensor,
+        commonest_token: int,
+    ) -> Tensor:
+        """Count one step of one pack; call it for a pack's steps in order.
+
+        Args:
+            output: what the draft said.
+            losses: `[K]`, its loss at each kept position.
+            teacher: the pack's.
+            draft_ids: `[Vd]` int64, the draft vocabulary as target ids.
+            alive: `[T]` bool, base positions kept and right at every step before; all true
+                at step 0.
+            commonest_token: target id.
+
+        Returns:
+            `alive` for the next step.
+        """
+        rows = output.teacher_rows
+        wanted = teacher.argmax[rows]
+        logits = output.logits.float()
+        right = draft_ids[logits.argmax(-1)] == wanted
+        target = teacher.probabilities[rows] * teacher.covered[rows, None]  # [K, Vd], full p
+        accepted = torch.minimum(logits.softmax(-1), target).sum(-1)
+        chained = alive[output.base]
+        columns = (
+            torch.ones_like(right),
+            losses.detach(),
+            right,
+            chained,
+            right & chained,
+            accepted,
+            teacher.covered[rows],
+            wanted == commonest_token,
+        )
+        self.sums[output.step] += torch.stack([column.double().sum() for column in columns])
+        survivors = torch.zeros_like(alive)
+        survivors[output.base] = right & chained
+        return survivors
+
+    def rates(self) -> dict[str, Any]:
+        """The numbers that `DEFINITIONS` defines: some of the whole, `steps` one a step."""
+        table = [dict(zip(_COLUMNS, row, strict=True)) for row in self.sums.tolist()]
+        steps = [
+            {
+                "kept": int(row["kept"]),
+                "loss": _rate(row["loss"], row["kept"]),
+                "accuracy": _rate(row["right"], row["kept"]),
+                "accuracy_given_earlier": _rate(row["chain_right"], row["chain_kept"]),
+                "acceptance": _rate(row["acceptance"], row["kept"]),
+                "coverage": _rate(row["coverage"], row["kept"]),
+            }
+            for row in table
+        ]
+        length, survival = 1.0, 1.0
+        for step in steps:
+            survival *= step["accuracy_given_earlier"]
+            length += survival
+        return {
+            "loss": sum(w * step["loss"] for w, step in zip(self.weights, steps, strict=True)),
+            "accuracy": steps[0]["accuracy"],
+            "simulated_acceptance_length": length,
+            "commonest_token_accuracy": _rate(table[0]["commonest"], table[0]["kept"]),
+            "steps": steps,
+        }
+
+
+def _rate(total: float, count: float) -> float:
+    return total / count if count else 0.0

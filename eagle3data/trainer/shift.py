@@ -1,0 +1,93 @@
+"""The shift: which token, teacher, mask and rotary position belong to base position t at step s.
+
+Data sets store their arrays unshifted; nothing else in the package shifts. With tokens `x`,
+mask `m` and final states `y`, at base position t and training-time-test step s (from 0):
+
+    token input        x[t+1+s]       always the real token, never the draft's own guess
+    teacher            y[t+1+s]       the distribution of x[t+2+s]
+    rotary position    t+s            counted inside the document
+    kept when          m[t+1+s]       `serving`: an assistant's span a..b trains the drafting of
+                                      x[a+1] to x[b+1]; a server's first draft call gives x[a+1]
+                       m[t+s]         `eagle`: x[a+2] to x[b+2] (EAGLE, SpecForge, TorchSpec)
+
+A worked example, one document of five tokens, the last three the assistant's:
+
+    x = [10 11 12 13 14]   m = [0 0 1 1 1]
+    s = 0: token    [11 12 13 14  -]     s = 1: token    [12 13 14  -  -]
+           teacher  [ 1  2  3  4  -]            teacher  [ 2  3  4  -  -]
+           serving  [ 0  1  1  1  0]            serving  [ 1  1  1  0  0]
+           eagle    [ 0  0  1  1  0]            eagle    [ 0  1  1  0  0]
+
+A place marked `-` lies past the document's end. In a pack the same rule holds at every
+document's end: nothing of one document reaches the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class MaskAlignment(StrEnum):
+    """Whose mask value decides whether (t, s) is trained on."""
+
+    SERVING = "serving"
+    EAGLE = "eagle"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShiftedStep:
+    """One step's view of a pack; every tensor is `[T]`, indexed by base position.
+
+    Attributes:
+        token_ids: int64, x[t+1+s]; 0 past a document's end.
+        teacher_positions: int64, t+1+s; -1 past a document's end.
+        rotary_positions: int64, t+s counted inside the document.
+        keep: bool, whether the pair (t, s) is trained on and measured.
+    """
+
+    token_ids: Tensor
+    teacher_positions: Tensor
+    rotary_positions: Tensor
+    keep: Tensor
+
+
+def shift(
+    *,
+    input_ids: Tensor,
+    loss_mask: Tensor,
+    position_ids: Tensor,
+    document_ids: Tensor,
+    step: int,
+    alignment: MaskAlignment = MaskAlignment.SERVING,
+) -> ShiftedStep:
+    """Shift a pack for one training-time-test step.
+
+    Args:
+        input_ids: `[T]` integer token ids, unshifted.
+        loss_mask: `[T]`, nonzero where the token is the assistant's.
+        position_ids: `[T]`, from 0 in every document.
+        document_ids: `[T]`, one number a document, -1 for padding.
+        step: s, from 0.
+        alignment: which mask value keeps (t, s).
+    """
+    base = torch.arange(len(input_ids), device=input_ids.device)
+    ahead = base + 1 + step
+    reachable = ahead.clamp(max=len(input_ids) - 1)
+    inside = (
+        (ahead < len(input_ids)) & (document_ids >= 0) & (document_ids[reachable] == document_ids)
+    )
+    masked = loss_mask != 0
+    weighed_at = reachable if alignment is MaskAlignment.SERVING else (reachable - 1).clamp(min=0)
+    return ShiftedStep(
+        token_ids=torch.where(inside, input_ids[reachable].long(), 0),
+        teacher_positions=torch.where(inside, reachable, -1),
+        rotary_positions=position_ids.long() + step,
+        keep=inside & masked[weighed_at],
+    )

@@ -1,0 +1,197 @@
+"""Level `full`: every object, chunk and checksum read, and every number compared with the index."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from eagle3data.readers.dataset import Dataset
+from eagle3data.schema.digest import crc32c
+from eagle3data.schema.errors import CorruptionError
+from eagle3data.schema.index import list_values
+from eagle3data.schema.manifest import Manifest
+from eagle3data.storage import layout
+from eagle3data.storage.root import Root
+from eagle3data.validation.findings import Finding
+from eagle3data.validation.structure import Structure
+from eagle3data.writers.statistics import LayerStatistics, layer_statistics
+
+BLOCK_BYTES = 1 << 24
+RELATIVE_ERROR = 1e-3
+"""Statistics are sums in another order at most: they agree far closer than this."""
+
+_REDO = "Remove the shard's index part and objects, then run `extract` again."
+
+
+@dataclass(kw_only=True)
+class Contents:
+    """What reading everything found."""
+
+    findings: list[Finding] = field(default_factory=list)
+    samples: int = 0
+    tokens: int = 0
+    bytes_read: int = 0
+
+
+def check_contents(
+    dataset: Dataset, structure: Structure, advance: Callable[[int], None]
+) -> Contents:
+    """Read every byte of the data set.
+
+    Args:
+        dataset: opened.
+        structure: what `check_structure` found; objects it could not find are not tried again.
+        advance: called with the number of samples done since the last call.
+    """
+    total = Contents(samples=len(dataset), tokens=dataset.tokens)
+    span = dataset.manifest.storage.shard_tokens
+    shards: dict[int, list[int]] = {}
+    for position, offset in enumerate(dataset.index["token_offset"].to_numpy()):
+        shards.setdefault(int(offset) // span, []).append(position)
+
+    def check(shard: int) -> tuple[list[Finding], int]:
+        checker = _ShardCheck(dataset, structure, shard)
+        checker.run(shards[shard])
+        return checker.findings, checker.bytes_read
+
+    # Reading, CRC32C and numpy release the GIL; more threads than this wait for memory.
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        for shard, (findings, bytes_read) in zip(shards, pool.map(check, shards), strict=True):
+            total.findings += findings
+            total.bytes_read += bytes_read
+            advance(len(shards[shard]))
+    return total
+
+
+class _ShardCheck:
+    """One shard: its objects' checksums, then each of its samples."""
+
+    def __init__(self, dataset: Dataset, structure: Structure, shard: int) -> None:
+        self.dataset = dataset
+        self.root: Root = dataset.root
+        self.manifest: Manifest = dataset.manifest
+        self.structure = structure
+        self.shard = shard
+        self.findings: list[Finding] = []
+        self.bytes_read = 0
+
+    def run(self, positions: list[int]) -> None:
+        changed = dict(self._changed_objects())
+        explained = set()
+        for position in positions:
+            for array in layout.array_names(self.manifest):
+                found = list(self._sample(array, position, changed))
+                self.findings += found
+                if found:
+                    explained.add(array)
+        for array, path in changed.items():
+            if array not in explained:
+                self.findings.append(
+                    Finding(
+                        kind="object_changed",
+                        shard=self.shard,
+                        layer=self.structure.array_of(path)[1],
+                        detail=f"{path} is not the object that was committed, though each of its "
+                        "chunks is whole: its bytes were written again since.",
+                        advice=_REDO,
+                    )
+                )
+
+    def _changed_objects(self) -> Iterator[tuple[str, str]]:
+        """Arrays (with their object) of the right size whose checksum is not the committed one."""
+        for entry in self.structure.objects.get(self.shard, []):
+            path, size = str(entry["path"]), int(entry["bytes"])
+            if self.root.size(path) != size:
+                continue  # missing or truncated: the structure check has said so
+            checksum = 0
+            for start in range(0, size, BLOCK_BYTES):
+                block = self.root.read_range(path, start, min(start + BLOCK_BYTES, size))
+                checksum = crc32c(block, checksum)
+            self.bytes_read += size
+            if checksum != entry["crc32c"]:
+                yield self.structure.array_of(path)[0], path
+
+    def _sample(self, array: str, position: int, changed: dict[str, str]) -> Iterator[Finding]:
+        sample_id = str(self.dataset.index["sample_id"][position].as_py())
+        layer = self.structure.array_of(array)[1]
+        try:
+            values = self.dataset.read_array(array, position)
+        except CorruptionError as error:
+            yield Finding(
+                kind=error.kind,
+                detail=str(error),
+                sample_id=sample_id,
+                shard=self.shard,
+                layer=layer,
+                advice=_REDO,
+            )
+            return
+        if layer is None:
+            yield from self._tokens(array, position, sample_id, values.tolist())
+            return
+        found = layer_statistics(values)
+        stated = self._stated(position, layer)
+        for kind, detail in _faults(found, stated, len(values), changed=array in changed):
+            yield Finding(
+                kind=kind,
+                detail=detail,
+                sample_id=sample_id,
+                shard=self.shard,
+                layer=layer,
+                advice=_REDO,
+            )
+
+    def _tokens(
+        self, array: str, position: int, sample_id: str, stored: list[int]
+    ) -> Iterator[Finding]:
+        listed = list_values(self.dataset.index[array], position).tolist()
+        if stored == listed:
+            return
+        first = next(
+            (at for at, (a, b) in enumerate(zip(stored, listed, strict=False)) if a != b),
+            min(len(stored), len(listed)),
+        )
+        yield Finding(
+            kind="tokens_differ",
+            detail=f"the shard's {array} differ from the index's from token {first} on.",
+            sample_id=sample_id,
+            shard=self.shard,
+            token_range=(first, max(len(stored), len(listed))),
+            advice=_REDO,
+        )
+
+    def _stated(self, position: int, layer: int) -> LayerStatistics | None:
+        """What the index says of the layer; None where its lists are not one value a layer."""
+        column = self.manifest.layers.index(layer)
+        values = {}
+        for name in LayerStatistics.__dataclass_fields__:
+            row = self.dataset.index[name][position].as_py()
+            if len(row) != len(self.manifest.layers):
+                return None
+            values[name] = row[column]
+        return LayerStatistics(**values)
+
+
+def _faults(
+    found: LayerStatistics, stated: LayerStatistics | None, rows: int, *, changed: bool
+) -> Iterator[tuple[str, str]]:
+    if found.n_nan:
+        yield "nonfinite", f"{found.n_nan} NaN values are stored."
+    if found.n_inf:
+        yield "saturated", f"{found.n_inf} infinite values are stored."
+    if found.n_zero_rows:
+        yield "all_zero", f"{found.n_zero_rows} of {rows} rows are all zero; a real state never is."
+    if found.n_nan or found.n_inf or found.n_zero_rows or stated is None:
+        return
+    for name in ("absmax", "rms", "min_row_rms"):
+        here, there = getattr(found, name), getattr(stated, name)
+        if not math.isclose(here, there, rel_tol=RELATIVE_ERROR, abs_tol=1e-6):
+            since = "; the object was written again since" if changed else ""
+            yield (
+                "object_changed",
+                f"its {name} is {here:.6g}, the index says {there:.6g}{since}.",
+            )
+            return

@@ -1,0 +1,158 @@
+"""What validation says: findings as data, and the report with its verdict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Level(StrEnum):
+    """How deep to look; every level begins with `quick`."""
+
+    QUICK = "quick"
+    FULL = "full"
+    SEMANTIC = "semantic"
+    ALL = "all"
+
+    @property
+    def reads_contents(self) -> bool:
+        return self in (Level.FULL, Level.ALL)
+
+    @property
+    def probes_meaning(self) -> bool:
+        return self in (Level.SEMANTIC, Level.ALL)
+
+
+class Severity(StrEnum):
+    """An error makes the set faulty; a warning is legal but has gone wrong for others."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+class Verdict(StrEnum):
+    """What a report comes to."""
+
+    CLEAN = "clean"
+    FAULTY = "faulty"
+    UNDETERMINED = "undetermined"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is wrong.
+
+    Attributes:
+        kind: the fault's code (`shifted`, `chunk_corrupt`, ...).
+        detail: a sentence: what was found.
+        severity: error or warning.
+        sample_id: the sample, or None where it concerns a shard or the whole set.
+        shard: the shard it lies in, or None.
+        layer: canonical id, or None where it concerns all layers or none.
+        token_range: first and past-the-last token within the sample, where only a part is wrong.
+        expected: what should have been there.
+        advice: what to do.
+    """
+
+    kind: str
+    detail: str
+    severity: Severity = Severity.ERROR
+    sample_id: str | None = None
+    shard: int | None = None
+    layer: int | None = None
+    token_range: tuple[int, int] | None = None
+    expected: str | None = None
+    advice: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The six fields that every finding has, then those of the others that say something."""
+        fixed = {
+            "kind": self.kind,
+            "severity": self.severity.value,
+            "sample_id": self.sample_id,
+            "shard": self.shard,
+            "layer": self.layer,
+            "detail": self.detail,
+        }
+        optional = {
+            "token_range": list(self.token_range) if self.token_range else None,
+            "expected": self.expected,
+            "advice": self.advice,
+        }
+        return fixed | {key: value for key, value in optional.items() if value is not None}
+
+
+@dataclass(kw_only=True)
+class Checked:
+    """How much was looked at: samples and tokens at the deepest level, bytes of all reads."""
+
+    samples: int = 0
+    tokens: int = 0
+    bytes: int = 0
+
+
+@dataclass(kw_only=True)
+class Report:
+    """The result of `validate`.
+
+    Attributes:
+        url: the data set.
+        level: how deep it was asked to look.
+        findings: errors first, each with where it lies.
+        checked: how much was looked at.
+        undecided: sentences, one a question that the level asks and these data can't answer.
+        confidence: sentences: what was looked at, and what would have been caught.
+    """
+
+    url: str
+    level: Level
+    findings: list[Finding] = field(default_factory=list)
+    checked: Checked = field(default_factory=Checked)
+    undecided: list[str] = field(default_factory=list)
+    confidence: list[str] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Faulty with any error; else undetermined if a question stayed open; else clean."""
+        if any(finding.severity is Severity.ERROR for finding in self.findings):
+            return Verdict.FAULTY
+        return Verdict.UNDETERMINED if self.undecided else Verdict.CLEAN
+
+    @property
+    def ok(self) -> bool:
+        """Whether the verdict is clean."""
+        return self.verdict is Verdict.CLEAN
+
+    def add(self, findings: Iterable[Finding]) -> None:
+        """Take findings in, without those that say the same of the same place."""
+        places = {_place(finding) for finding in self.findings}
+        for finding in findings:
+            if _place(finding) not in places:
+                places.add(_place(finding))
+                self.findings.append(finding)
+        self.findings.sort(key=lambda finding: finding.severity is not Severity.ERROR)
+
+    def to_json(self) -> str:
+        """The report as JSON text."""
+        value = {
+            "verdict": self.verdict.value,
+            "ok": self.ok,
+            "level": self.level.value,
+            "findings": [finding.to_json() for finding in self.findings],
+            "checked": {
+                "samples": self.checked.samples,
+                "tokens": self.checked.tokens,
+                "bytes": self.checked.bytes,
+            },
+            "undecided": self.undecided,
+            "confidence": self.confidence,
+        }
+        return json.dumps(value, indent=2) + "\n"
+
+
+def _place(finding: Finding) -> tuple[Any, ...]:
+    where = (finding.sample_id, finding.shard if finding.sample_id is None else None)
+    return (finding.kind, *where, finding.layer, finding.token_range)

@@ -1,0 +1,327 @@
+"""Level `quick`: the manifest, the plan, the index and the sizes of objects, no state read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from eagle3data.schema.errors import CorruptionError, InputError
+from eagle3data.schema.index import INDEX_SCHEMA, check_schema, rows_digest
+from eagle3data.schema.layers import missing_final_layer
+from eagle3data.schema.manifest import Manifest
+from eagle3data.schema.target import describe_target
+from eagle3data.storage import layout
+from eagle3data.storage.root import Root
+from eagle3data.validation.findings import Finding, Severity
+from eagle3data.validation.index_rows import check_rows
+from eagle3data.writers.data_set import read_ledger
+
+_REPAIR = "Remove the shard's index part and objects, then run `extract` again."
+
+
+@dataclass(kw_only=True)
+class Structure:
+    """What the structure check read and found.
+
+    Attributes:
+        manifest: of the data set.
+        parts: readable index parts by shard.
+        objects: by shard, what its part says of each of its objects (`path`, `bytes`, `crc32c`).
+        findings: in the order found.
+        bytes_read: of index parts and plan.
+    """
+
+    manifest: Manifest
+    parts: dict[int, pa.Table] = field(default_factory=dict)
+    objects: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    bytes_read: int = 0
+
+    @property
+    def rows(self) -> pa.Table:
+        """All readable rows."""
+        return pa.concat_tables([INDEX_SCHEMA.empty_table(), *self.parts.values()])
+
+    def array_of(self, path: str) -> tuple[str, int | None]:
+        """The array an object belongs to and its layer, if it holds states."""
+        array = path.split("/c/", maxsplit=1)[0]
+        if array.startswith("hidden_states/"):
+            return array, int(array.rsplit("/", 1)[1])
+        return array, None
+
+
+def check_structure(root: Root, model: str | None, revision: str | None) -> Structure:
+    """Check everything that needs no state to be read.
+
+    Raises:
+        InputError: no data set there, or no such model.
+        ManifestError: a manifest that can't be read.
+    """
+    found = Structure(manifest=layout.read_manifest(root))
+    found.findings += _manifest(found.manifest)
+    if model is not None:
+        found.findings += _model(found.manifest, model, revision)
+    for shard in layout.committed_shards(root):
+        _read_part(root, shard, found)
+    table = found.rows
+    found.findings += check_rows(table, found.manifest)
+    found.findings += _wrong_shards(found)
+    found.findings += _objects(root, found)
+    held = _gathered_index(root, found)
+    found.findings += _plan(root, found, held)
+    return found
+
+
+def _manifest(manifest: Manifest) -> Iterator[Finding]:
+    layers, n = manifest.layers, manifest.final_layer
+    missing = missing_final_layer(layers, n)
+    if missing is not None:
+        # A list that stops exactly one short is the published mistake (ids counted by the
+        # layers' outputs); a list of aux layers only can be meant.
+        yield Finding(
+            kind="wrong_final_layer",
+            severity=Severity.ERROR if layers[-1] == n - 1 else Severity.WARNING,
+            layer=layers[-1],
+            detail=f"layers {layers} of a target of {n} layers: {missing}",
+            expected=f"layer {n} among them",
+            advice="Extract again with --layers auto, or say whose numbering the ids are in.",
+        )
+
+
+def _model(manifest: Manifest, model: str, revision: str | None) -> Iterator[Finding]:
+    target, tokenizer = describe_target(model, revision)
+    made = manifest.target
+    differing = [
+        f"{name} {getattr(made, name)} against {getattr(target, name)}"
+        for name in ("architecture", "num_hidden_layers", "hidden_size", "vocab_size")
+        if getattr(made, name) != getattr(target, name)
+    ]
+    if made.config_digest != target.config_digest:
+        yield Finding(
+            kind="wrong_model",
+            detail=f"the set was made for {made.name}, its config is not that of {model}"
+            + (f": {'; '.join(differing)}." if differing else " (another revision?)."),
+            expected=f"config digest {made.config_digest}",
+            advice="Give the model and revision that the set was made for.",
+        )
+    if None not in (made.revision, target.revision) and made.revision != target.revision:
+        yield Finding(
+            kind="wrong_model",
+            detail=f"the set was made for revision {made.revision}, given is {target.revision}.",
+            advice="Give the revision that the set was made for.",
+        )
+    for name in ("digest", "chat_template_digest"):
+        own, given = getattr(manifest.tokenizer, name), getattr(tokenizer, name)
+        if own is not None and own != given:
+            what = "tokenizer" if name == "digest" else "chat template"
+            yield Finding(
+                kind="wrong_tokenizer",
+                severity=Severity.ERROR if name == "digest" else Severity.WARNING,
+                detail=f"the set's {what} is not the model's.",
+                expected=f"{what} digest {own}, found {given}",
+                advice="Prepare and extract again with this model's tokenizer.",
+            )
+
+
+def _read_part(root: Root, shard: int, found: Structure) -> None:
+    name = layout.index_part(shard)
+    try:
+        table, facts = layout.read_table(root, name)
+        check_schema(table.schema, INDEX_SCHEMA, name)
+    except (CorruptionError, InputError) as error:
+        found.findings.append(
+            Finding(kind="index_corrupt", detail=str(error), shard=shard, advice=_REPAIR)
+        )
+        return
+    table = table.select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
+    found.bytes_read += table.nbytes
+    found.parts[shard] = table
+    found.objects[shard] = list(facts.get("objects", []))
+    if facts.get("rows") != rows_digest(table):
+        found.findings.append(
+            Finding(
+                kind="index_changed",
+                shard=shard,
+                detail=f"the rows of {name} are not those it was committed with.",
+                expected=f"digest {facts.get('rows')}",
+                advice=_REPAIR,
+            )
+        )
+
+
+def _wrong_shards(found: Structure) -> Iterator[Finding]:
+    span = found.manifest.storage.shard_tokens
+    for shard, table in found.parts.items():
+        offsets = table["token_offset"].to_numpy()
+        for sample_id, offset in zip(_sample_ids(table), offsets, strict=True):
+            if offset // span != shard:
+                yield Finding(
+                    kind="index_overlap",
+                    sample_id=sample_id,
+                    shard=shard,
+                    detail=f"the part of shard {shard} places it at token {offset}, which is "
+                    f"shard {offset // span}'s.",
+                    advice=_REPAIR,
+                )
+
+
+def _objects(root: Root, found: Structure) -> Iterator[Finding]:
+    for shard, table in found.parts.items():
+        samples = _named(_sample_ids(table))
+        stated = {entry["path"]: entry for entry in found.objects[shard]}
+        for array in layout.array_names(found.manifest):
+            path = layout.shard_object(array, shard)
+            entry = stated.get(path)
+            size = root.size(path)
+            kind, detail = "", ""
+            if size is None:
+                kind, detail = "object_missing", f"{path} is not there; it holds {samples}."
+            elif entry is None:
+                kind, detail = "index_changed", f"the index part says nothing of {path}."
+            elif size < entry["bytes"]:
+                kind = "object_truncated"
+                detail = f"{path} has {size} bytes, {entry['bytes']} were committed; {samples}."
+            elif size > entry["bytes"]:
+                kind = "object_changed"
+                detail = f"{path} has {size} bytes, {entry['bytes']} were committed; {samples}."
+            if kind:
+                layer = found.array_of(path)[1]
+                yield Finding(kind=kind, shard=shard, layer=layer, detail=detail, advice=_REPAIR)
+
+
+def _sample_ids(table: pa.Table) -> list[str]:
+    return [str(name) for name in table["sample_id"].to_pylist()]
+
+
+def _named(sample_ids: list[str]) -> str:
+    more = f" and {len(sample_ids) - 3} more" if len(sample_ids) > 3 else ""
+    return f"samples {', '.join(sample_ids[:3])}{more}"
+
+
+def _gathered_index(root: Root, found: Structure) -> set[int]:
+    """Compare `index/all.arrow` with the parts; the shards that it says it holds."""
+    if not root.exists(layout.ALL_PARTS):
+        return set()
+    try:
+        table, facts = layout.read_table(root, layout.ALL_PARTS)
+        check_schema(table.schema, INDEX_SCHEMA, layout.ALL_PARTS)
+    except (CorruptionError, InputError) as error:
+        found.findings.append(
+            Finding(
+                kind="index_corrupt",
+                detail=str(error),
+                advice="Delete index/all.arrow; opening the set reads the parts instead.",
+            )
+        )
+        return set()
+    held = {int(shard) for shard in facts.get("parts", {})}
+    for shard in sorted(held - set(layout.committed_shards(root))):
+        found.findings.append(
+            Finding(
+                kind="index_hole",
+                shard=shard,
+                detail=f"index/all.arrow holds shard {shard}, but {layout.index_part(shard)} is "
+                "gone.",
+                advice="Run `extract` again; it redoes the shard.",
+            )
+        )
+    parts = [found.parts[shard] for shard in sorted(held & set(found.parts))]
+    own = pa.concat_tables([INDEX_SCHEMA.empty_table(), *parts])
+    gathered = table.select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
+    if held <= set(found.parts) and rows_digest(own) != rows_digest(gathered):
+        found.findings.append(
+            Finding(
+                kind="index_changed",
+                detail="index/all.arrow holds other rows than the parts it was gathered from.",
+                advice="Delete index/all.arrow; opening the set reads the parts instead.",
+            )
+        )
+        found.findings += check_rows(gathered, found.manifest)
+    return held
+
+
+def _plan(root: Root, found: Structure, gathered: set[int]) -> Iterator[Finding]:
+    try:
+        plan = layout.read_plan(root)
+    except (CorruptionError, InputError) as error:
+        yield Finding(kind="plan_corrupt", detail=str(error))
+        return
+    if not plan.num_rows:
+        return
+    found.bytes_read += plan.nbytes
+    failed = Counter(
+        (row.get("shard"), row.get("sample_id"))
+        for row in read_ledger(root)
+        if row.get("sample_id") is not None
+    )
+    have = {
+        (shard, row["sample_id"]): row
+        for shard, table in found.parts.items()
+        for row in table.select(
+            ["sample_id", "token_offset", "length", "tokens_crc32c"]
+        ).to_pylist()
+    }
+    uncommitted: Counter[int] = Counter()
+    planned = set()
+    for row in plan.to_pylist():
+        key = (row["shard"], row["sample_id"])
+        planned.add(key)
+        if row["shard"] not in found.parts:
+            uncommitted[row["shard"]] += 1
+        elif key in have:
+            yield from _as_planned(row, have[key])
+        elif key not in failed:
+            yield Finding(
+                kind="index_hole",
+                sample_id=row["sample_id"],
+                shard=row["shard"],
+                detail="it was planned, its shard is committed, and neither the index nor the "
+                "ledger knows it.",
+                advice=_REPAIR,
+            )
+    for shard, sample_id in have.keys() - planned:
+        yield Finding(
+            kind="index_hole",
+            sample_id=sample_id,
+            shard=shard,
+            detail="the index holds it, but no plan put it there.",
+            advice=_REPAIR,
+        )
+    yield from _unfinished(uncommitted, root, gathered)
+
+
+def _unfinished(uncommitted: Counter[int], root: Root, gathered: set[int]) -> Iterator[Finding]:
+    broken = set(layout.committed_shards(root)) | gathered  # reported already
+    for shard in sorted(set(uncommitted) - broken):
+        # Shards are worked on in any order, so only a run that has gathered its index is over.
+        over = any(other > shard for other in gathered)
+        yield Finding(
+            kind="index_hole",
+            severity=Severity.ERROR if over else Severity.WARNING,
+            shard=shard,
+            detail=f"shard {shard} with its {uncommitted[shard]} samples is planned but not "
+            "committed" + ("." if over else "; the extraction has not finished."),
+            advice="Run `extract` again; it continues with this shard.",
+        )
+
+
+def _as_planned(planned: dict[str, Any], found: dict[str, Any]) -> Iterator[Finding]:
+    where = {"sample_id": planned["sample_id"], "shard": planned["shard"], "advice": _REPAIR}
+    if planned["tokens_crc32c"] != found["tokens_crc32c"]:
+        yield Finding(
+            kind="tokens_differ",
+            detail=f"planned were tokens with CRC32C {planned['tokens_crc32c']:08x}, the index has "
+            f"{found['tokens_crc32c']:08x}.",
+            **where,
+        )
+    for name in ("token_offset", "length"):
+        if planned[name] != found[name]:
+            yield Finding(
+                kind="length_mismatch" if name == "length" else "index_overlap",
+                detail=f"its {name} is {found[name]} in the index, planned was {planned[name]}.",
+                **where,
+            )
