@@ -1,4 +1,4 @@
-"""Facts about a data set from its manifest, its plan and its index alone."""
+"""Facts about a data set and its samples, as `info`, `stats` and `show` print them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle3data.readers.dataset import Dataset
-from eagle3data.schema.axis import EXPECTED_RATIO, SizeArithmetic
+from eagle3data.schema.axis import EXPECTED_RATIO
+from eagle3data.schema.sample import as_float32
 from eagle3data.storage import layout
 
 
@@ -17,7 +18,7 @@ def overview(dataset: Dataset) -> dict[str, Any]:
     manifest, index = dataset.manifest, dataset.index
     committed = layout.committed_shards(dataset.root)
     objects = [entry for shard in committed for entry in shard_objects(dataset, shard)]
-    sizes = size_arithmetic(dataset)
+    sizes = manifest.size_arithmetic(index["length"].to_numpy().tolist())
     return {
         "url": dataset.url,
         "version": manifest.version,
@@ -39,20 +40,6 @@ def overview(dataset: Dataset) -> dict[str, Any]:
         "generation": dataset.generation,
         "warnings": manifest.warnings,
     }
-
-
-def size_arithmetic(dataset: Dataset) -> SizeArithmetic:
-    """Bytes that the committed samples take by the manifest's shape."""
-    manifest = dataset.manifest
-    axis = manifest.storage.axis
-    lengths = dataset.index["length"].to_pylist()
-    return SizeArithmetic(
-        tokens=dataset.tokens,
-        layers=len(manifest.layers),
-        hidden_size=manifest.hidden_size,
-        item_bytes=manifest.storage.dtype.item_bytes,
-        aligned_tokens=sum(axis.aligned(int(length or 0)) for length in lengths),
-    )
 
 
 def planned_shards(dataset: Dataset) -> int:
@@ -97,6 +84,41 @@ def statistics(dataset: Dataset) -> dict[str, Any]:
             }
             for slot, layer in enumerate(layers)
         ],
+    }
+
+
+def describe_sample(dataset: Dataset, position: int) -> dict[str, Any]:
+    """What `eagle3data show --json` prints; reads and checks the sample's bytes."""
+    found = dataset.read(position)
+    offset = int(dataset.index["token_offset"][position].as_py())
+    axis = dataset.manifest.storage.axis
+    shard, chunks = axis.shard_of(offset), axis.chunks_of(offset, len(found))
+    layers = []
+    for layer, states in found.hidden_states.items():
+        norms = np.linalg.norm(as_float32(states), axis=1)
+        layers.append(
+            {
+                "layer": layer,
+                "min": float(norms.min()),
+                "median": float(np.median(norms)),
+                "max": float(norms.max()),
+                "object": layout.shard_object(layout.states_array(layer), shard),
+            }
+        )
+    return {
+        "sample_id": found.sample_id,
+        "position": position,
+        "source": found.source,
+        "split": found.split,
+        "length": len(found),
+        "token_offset": offset,
+        "shard": shard,
+        "chunks": [chunks.start, chunks.stop - 1],
+        "witness_token": found.witness_token,
+        "witness_logprob": found.witness_logprob,
+        "layers": layers,
+        "input_ids": found.input_ids.tolist(),
+        "loss_mask": found.loss_mask.tolist(),
     }
 
 

@@ -7,12 +7,13 @@ shard. Strict: an unknown key is an error, unless a newer minor version wrote it
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from eagle3data.schema.axis import TokenAxis, choose_axis
+from eagle3data.schema.axis import SizeArithmetic, TokenAxis, choose_axis
 from eagle3data.schema.digest import json_digest
 from eagle3data.schema.errors import LayerError, ManifestError
 from eagle3data.schema.layers import Numbering, default_layers, missing_final_layer, parse_layers
@@ -164,6 +165,16 @@ class Manifest(_Strict):
     def row_bytes(self) -> int:
         """Bytes of one token's state at one layer, uncompressed."""
         return self.hidden_size * self.storage.dtype.item_bytes
+
+    def size_arithmetic(self, lengths: Sequence[int]) -> SizeArithmetic:
+        """Bytes that samples of these lengths (tokens) take in a set of this shape."""
+        return SizeArithmetic(
+            tokens=sum(lengths),
+            layers=len(self.layers),
+            hidden_size=self.hidden_size,
+            item_bytes=self.storage.dtype.item_bytes,
+            aligned_tokens=sum(self.storage.axis.aligned(length) for length in lengths),
+        )
 
     @property
     def warnings(self) -> list[str]:

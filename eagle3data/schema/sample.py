@@ -33,7 +33,7 @@ class Sample:
         witness_logprob: the engine's own log-probability (nats) of that token.
     """
 
-    hidden_states: Mapping[int, Any]
+    hidden_states: dict[int, Any]
     input_ids: Any
     loss_mask: Any
     sample_id: str
@@ -105,6 +105,13 @@ def as_numpy(array: Any) -> npt.NDArray[Any]:
         numpy_array: npt.NDArray[Any] = tensor.numpy()
         return numpy_array
     return np.asarray(array)
+
+
+def as_float32(states: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Stored states as float32: float16 values, or bfloat16 given by its uint16 bits."""
+    if states.dtype == np.uint16:
+        return (states.astype(np.uint32) << 16).view(np.float32)
+    return states.astype(np.float32)
 
 
 def _torch_uint16(tensor: Any) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle3data.schema.errors import SampleError
-from eagle3data.schema.sample import Sample
+from eagle3data.schema.sample import Sample, as_float32
 
 _ROWS_AT_ONCE = 4096
 
@@ -59,13 +59,6 @@ def layer_statistics(states: npt.NDArray[Any]) -> LayerStatistics:
         n_nan=n_nan,
         n_inf=n_inf,
     )
-
-
-def as_float32(states: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Stored states as float32: float16 values, or bfloat16 given by its uint16 bits."""
-    if states.dtype == np.uint16:
-        return (states.astype(np.uint32) << 16).view(np.float32)
-    return states.astype(np.float32)
 
 
 def check_statistics(sample: Sample, found: dict[int, LayerStatistics]) -> None:

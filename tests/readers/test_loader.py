@@ -1,0 +1,187 @@
+"""The stream: every sample once, the same for the same seed, resumable at any world size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eagle3data import Batch, Dataset, StreamingLoader, open_dataset
+from eagle3data.readers.order import epoch_order
+from eagle3data.readers.packing import pack
+from eagle3data.schema.errors import InputError, MismatchError
+from tests.support import random_samples, small_manifest, write_set
+
+MANIFEST = small_manifest(shard_tokens=256)
+SAMPLES = {sample.sample_id: sample for sample in random_samples(60, MANIFEST, longest=90)}
+BUDGET = 200
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    url = tmp_path_factory.mktemp("loader") / "set"
+    return open_dataset(write_set(url, list(SAMPLES.values()), MANIFEST))
+
+
+def _ids(batches: list[Batch]) -> list[list[str]]:
+    return [batch.sample_ids for batch in batches]
+
+
+def test_batches_hold_their_samples(dataset: Dataset) -> None:
+    for batch in StreamingLoader(dataset, token_budget=BUDGET):
+        assert batch.hidden_states.shape == (4, BUDGET, 32)
+        assert batch.hidden_states.dtype == torch.float16
+        bounds = batch.cu_seqlens.tolist()
+        for document, name in enumerate(batch.sample_ids):
+            sample, at = SAMPLES[name], slice(bounds[document], bounds[document + 1])
+            for slot, layer in enumerate(batch.layers):
+                expected = sample.hidden_states[layer]
+                np.testing.assert_array_equal(batch.hidden_states[slot, at].numpy(), expected)
+            np.testing.assert_array_equal(batch.input_ids[at].numpy(), sample.input_ids)
+            np.testing.assert_array_equal(batch.loss_mask[at].numpy(), sample.loss_mask)
+            assert batch.position_ids[at].tolist() == list(range(len(sample)))
+            assert set(batch.document_ids[at].tolist()) == {document}
+        rest = slice(bounds[-1], None)
+        assert not batch.hidden_states[:, rest].any()
+        assert not batch.loss_mask[rest].any()
+        assert set(batch.document_ids[rest].tolist()) <= {-1}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+def test_every_sample_once_and_ranks_in_step(dataset: Dataset, world_size: int) -> None:
+    ranks = [
+        list(StreamingLoader(dataset, token_budget=BUDGET, rank=rank, world_size=world_size))
+        for rank in range(world_size)
+    ]
+    assert len({len(batches) for batches in ranks}) == 1
+    names = [name for batches in ranks for batch in batches for name in batch.sample_ids]
+    assert sorted(names) == sorted(SAMPLES)
+    padding = [batch.is_padding for batches in ranks for batch in batches[:-1]]
+    assert not any(padding)
+
+
+def test_order_depends_on_seed_and_epoch_only(dataset: Dataset) -> None:
+    def epoch(seed: int, number: int) -> list[list[str]]:
+        loader = StreamingLoader(dataset, token_budget=BUDGET, seed=seed)
+        loader.set_epoch(number)
+        return _ids(list(loader))
+
+    assert epoch(0, 0) == epoch(0, 0)
+    assert epoch(0, 0) != epoch(0, 1)
+    assert epoch(0, 0) != epoch(1, 0)
+    loader = StreamingLoader(dataset, token_budget=BUDGET)
+    assert [_ids(list(loader)), _ids(list(loader))] == [epoch(0, 0), epoch(0, 1)]
+
+
+def _reference_order(samples: int, seed: int, epoch: int) -> list[int]:
+    """The order as the documentation defines it, in plain integers."""
+
+    def mix(value: int) -> int:
+        value = (value + 0x9E3779B97F4A7C15) % 2**64
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) % 2**64
+        return value ^ (value >> 31)
+
+    start = mix((mix(seed) + epoch) % 2**64)
+    return sorted(range(samples), key=lambda position: mix((start + position) % 2**64))
+
+
+@given(st.integers(1, 300), st.integers(0, 2**63), st.integers(0, 1000))
+def test_the_order_is_the_documented_one(samples: int, seed: int, epoch: int) -> None:
+    assert epoch_order(samples, seed, epoch).tolist() == _reference_order(samples, seed, epoch)
+
+
+def test_the_order_is_pinned() -> None:
+    """A change here changes every stream: raise PACKING_VERSION with it."""
+    assert epoch_order(8, 0, 0).tolist() == [4, 0, 1, 7, 6, 2, 5, 3]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.data())
+def test_resume_gives_the_rest_at_any_world_size(dataset: Dataset, data: st.DataObject) -> None:
+    before, after = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5))
+    seed = data.draw(st.integers(0, 2**40))
+
+    def ranks(world_size: int) -> list[StreamingLoader]:
+        return [
+            StreamingLoader(
+                dataset, token_budget=BUDGET, seed=seed, rank=rank, world_size=world_size
+            )
+            for rank in range(world_size)
+        ]
+
+    whole = _ids(list(ranks(1)[0]))
+    running = ranks(before)
+    steps = data.draw(st.integers(0, len(running[0])))
+    streams = [iter(loader) for loader in running]
+    consumed = [next(stream).sample_ids for _ in range(steps) for stream in streams]
+    states = [loader.state_dict() for loader in running]
+    assert all(state == states[0] for state in states)
+    resumed = ranks(after)
+    for loader in resumed:
+        loader.load_state_dict(states[0])
+    rest = [list(loader) for loader in resumed]
+    merged = [batch.sample_ids for step in zip(*rest, strict=True) for batch in step]
+    assert [names for names in consumed + merged if names] == whole
+
+
+def test_a_state_of_another_stream_is_refused(dataset: Dataset) -> None:
+    state = StreamingLoader(dataset, token_budget=BUDGET).state_dict()
+    with pytest.raises(MismatchError, match="seed was 0, here it is 1"):
+        StreamingLoader(dataset, token_budget=BUDGET, seed=1).load_state_dict(state)
+    with pytest.raises(MismatchError, match="token_budget"):
+        StreamingLoader(dataset, token_budget=BUDGET + 1).load_state_dict(state)
+    with pytest.raises(MismatchError, match="selection"):
+        StreamingLoader(dataset, token_budget=BUDGET, split="eval").load_state_dict(state)
+    with pytest.raises(MismatchError, match="version"):
+        StreamingLoader(dataset, token_budget=BUDGET).load_state_dict({**state, "version": 0})
+
+
+def test_selection(dataset: Dataset) -> None:
+    names = [
+        name
+        for batch in StreamingLoader(dataset, token_budget=BUDGET, split="eval", layers=[2, 12])
+        for name in batch.sample_ids
+    ]
+    assert sorted(names) == sorted(n for n, sample in SAMPLES.items() if sample.split == "eval")
+    long = StreamingLoader(
+        dataset, token_budget=BUDGET, where=lambda index: index["length"].to_numpy() > 50
+    )
+    kept = {name for batch in long for name in batch.sample_ids}
+    assert kept == {name for name, sample in SAMPLES.items() if len(sample) > 50}
+    with pytest.raises(InputError, match="no sample of .* is selected"):
+        StreamingLoader(dataset, token_budget=BUDGET, split="test")
+
+
+def test_refusals(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="longer than the token budget 20"):
+        StreamingLoader(dataset, token_budget=20)
+    with pytest.raises(InputError, match="both rank and world_size"):
+        StreamingLoader(dataset, token_budget=BUDGET, rank=0)
+    with pytest.raises(InputError, match="rank 3 of world size 2"):
+        StreamingLoader(dataset, token_budget=BUDGET, rank=3, world_size=2)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(InputError, match="init_process_group"):
+        StreamingLoader(dataset, token_budget=BUDGET)
+
+
+@given(
+    st.lists(st.integers(1, 100), min_size=1, max_size=400), st.integers(100, 300), st.integers(0)
+)
+def test_packing_keeps_every_sample_within_the_budget(
+    lengths: list[int], budget: int, seed: int
+) -> None:
+    order = epoch_order(len(lengths), seed, 0)
+    packs = pack(order, np.array(lengths, dtype=np.int32), budget)
+    assert sorted(position for members in packs for position in members) == list(
+        range(len(lengths))
+    )
+    assert all(sum(lengths[position] for position in members) <= budget for members in packs)
+
+
+def test_packing_wastes_little() -> None:
+    lengths = np.random.default_rng(0).integers(20, 2000, 5000).astype(np.int32)
+    packs = pack(epoch_order(5000, 0, 0), lengths, 8192)
+    assert int(lengths.sum()) / (len(packs) * 8192) > 0.99
