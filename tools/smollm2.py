@@ -93,7 +93,6 @@ def _convert(gguf: Path, folder: Path) -> None:
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     config.architectures = [type(loaded).__name__]
-    config._name_or_path = "SmolLM2-135M-Instruct"
     fresh = type(loaded)(config).to(torch.bfloat16)
     fresh.load_state_dict(loaded.state_dict())
     fresh.tie_weights()

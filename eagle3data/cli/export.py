@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from eagle3data.cli.console import out as console
+from eagle3data.schema.errors import InputError
+
 _FORMATS = ("vllm", "sglang")
 
 
@@ -14,8 +17,10 @@ def export(
     draft: Annotated[
         Path, typer.Argument(help="A run's folder (its best checkpoint) or one checkpoint.")
     ],
-    form: Annotated[str, typer.Option("--format", help=f"One of {', '.join(_FORMATS)}.")] = ...,  # type: ignore[assignment]
-    out: Annotated[Path, typer.Option("--out", help="New folder.")] = ...,  # type: ignore[assignment]
+    form: Annotated[
+        str, typer.Option("--format", metavar="|".join(_FORMATS), help="Whose layout.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder.")],
 ) -> None:
     """Write a draft the way an inference engine loads it.
 
@@ -24,8 +29,6 @@ def export(
     The formats differ in whose numbering the aux layers are written in, so a folder made for
     one engine drafts from wrong layers in the other.
     """
-    from eagle3data.cli.console import out as console
-    from eagle3data.schema.errors import InputError
     from eagle3data.trainer.checkpoint import find_draft
     from eagle3data.trainer.export import ExportFormat, export_draft, load_exported
     from eagle3data.trainer.saved import read_draft

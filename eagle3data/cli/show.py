@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,6 +31,7 @@ def show(
     Example: eagle3data show ./states 0 --model ./smollm2
     """
     from eagle3data.readers.dataset import open_dataset
+    from eagle3data.readers.overview import describe_sample
 
     dataset = open_dataset(url)
     facts = describe_sample(dataset, _position(dataset, sample))
@@ -58,46 +59,6 @@ def show(
         ]
     )
     _print_tokens(facts["input_ids"], facts["loss_mask"], model, revision)
-
-
-def describe_sample(dataset: Dataset, position: int) -> dict[str, Any]:
-    """What `eagle3data show --json` prints; reads and checks the sample's bytes."""
-    import numpy as np
-
-    from eagle3data.storage import layout
-    from eagle3data.writers.statistics import as_float32
-
-    found = dataset.read(position)
-    offset = int(dataset.index["token_offset"][position].as_py())
-    axis = dataset.manifest.storage.axis
-    shard, chunks = axis.shard_of(offset), axis.chunks_of(offset, len(found))
-    layers = []
-    for layer, states in found.hidden_states.items():
-        norms = np.linalg.norm(as_float32(states), axis=1)
-        layers.append(
-            {
-                "layer": layer,
-                "min": float(norms.min()),
-                "median": float(np.median(norms)),
-                "max": float(norms.max()),
-                "object": layout.shard_object(layout.states_array(layer), shard),
-            }
-        )
-    return {
-        "sample_id": found.sample_id,
-        "position": position,
-        "source": found.source,
-        "split": found.split,
-        "length": len(found),
-        "token_offset": offset,
-        "shard": shard,
-        "chunks": [chunks.start, chunks.stop - 1],
-        "witness_token": found.witness_token,
-        "witness_logprob": found.witness_logprob,
-        "layers": layers,
-        "input_ids": found.input_ids.tolist(),
-        "loss_mask": found.loss_mask.tolist(),
-    }
 
 
 def _position(dataset: Dataset, sample: str) -> int:

@@ -7,24 +7,25 @@ from typing import Annotated, Any
 
 import typer
 
+from eagle3data.cli import options as o
+from eagle3data.cli.console import err, print_json, print_pairs, progress, size
+
 
 def train(
-    url: Annotated[str, typer.Argument(help="Data set: a folder or any fsspec URL.")],
+    url: o.Url,
+    model: o.Model,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder of the run; one in it continues.")
+    ],
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Over the config.")
     ] = None,
-    model: Annotated[
-        str, typer.Option("--model", help="The target whose states these are: folder or hub id.")
-    ] = ...,  # type: ignore[assignment]
-    out: Annotated[
-        Path, typer.Option("--out", help="Folder of the run; continues the run in it.")
-    ] = ...,  # type: ignore[assignment]
-    config: Annotated[Path | None, typer.Option("--config", help="YAML of sections.")] = None,
-    revision: Annotated[str | None, typer.Option("--revision", help="Hub revision.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of sections.")] = None,
+    revision: o.Revision = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print sizes, memory and steps; train nothing.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    json: o.Json = False,
 ) -> None:
     """Train an EAGLE-3 draft; running it again continues.
 
@@ -33,7 +34,6 @@ def train(
     Settings come from --config and from section.key=value words after the URL; unknown keys
     are errors. Ctrl-C saves a checkpoint after the step in hand.
     """
-    from eagle3data.cli.console import err, print_json
     from eagle3data.trainer.config import load_config
     from eagle3data.trainer.inputs import gather
     from eagle3data.trainer.loop import estimate
@@ -71,7 +71,6 @@ class _Report:
         self._stack.close()
 
     def __call__(self, record: dict[str, Any]) -> None:
-        from eagle3data.cli.console import err, progress
 
         if record["kind"] == "eval":
             err.print(f"step {record['step']}: held-out {_numbers(record)}", markup=False)
@@ -96,7 +95,6 @@ def _numbers(rates: dict[str, Any]) -> str:
 
 
 def _print_plan(plan: dict[str, Any]) -> None:
-    from eagle3data.cli.console import print_pairs, size
 
     draft = plan["draft"]
     print_pairs(
@@ -108,13 +106,12 @@ def _print_plan(plan: dict[str, Any]) -> None:
             ("parameters, gradients, AdamW", size(plan["state_bytes"])),
             ("target's head and embeddings", size(plan["target_bytes"])),
             ("logits of a step, at most", size(plan["logits_bytes"])),
-            ("device", f"{plan['device']}, autocast {plan['autocast']}"),
+            ("device", f"{plan['device']}, matrix products in {plan['autocast']}"),
         ]
     )
 
 
 def _print_summary(summary: dict[str, Any], out: Path) -> None:
-    from eagle3data.cli.console import print_pairs
 
     pairs = [
         ("steps", f"{summary['steps']:,}, {summary['tokens']:,} tokens"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +39,7 @@ class Plan:
     @property
     def sizes(self) -> SizeArithmetic:
         """Bytes that the data set will take."""
-        return size_arithmetic(self.manifest, self.table["length"].to_numpy().tolist())
+        return self.manifest.size_arithmetic(self.table["length"].to_numpy().tolist())
 
     def rows_of(self, shard: int) -> range:
         """Rows of the plan, and so of the prompts, that belong to a shard."""
@@ -52,18 +51,6 @@ class Plan:
         """Tokens of the samples in a shard."""
         rows = self.rows_of(shard)
         return int(self.table["length"].to_numpy()[rows.start : rows.stop].sum())
-
-
-def size_arithmetic(manifest: Manifest, lengths: Sequence[int]) -> SizeArithmetic:
-    """Bytes of samples of these lengths in a data set of this manifest."""
-    axis = manifest.storage.axis
-    return SizeArithmetic(
-        tokens=sum(lengths),
-        layers=len(manifest.layers),
-        hidden_size=manifest.hidden_size,
-        item_bytes=manifest.storage.dtype.item_bytes,
-        aligned_tokens=sum(axis.aligned(length) for length in lengths),
-    )
 
 
 def make_plan(

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from eagle3data.schema.axis import SizeArithmetic, TokenAxis, choose_axis
 from eagle3data.schema.digest import json_digest
-from eagle3data.schema.errors import LayerError, ManifestError
+from eagle3data.schema.errors import InputError, LayerError, ManifestError
 from eagle3data.schema.layers import Numbering, default_layers, missing_final_layer, parse_layers
 
 FORMAT: Final = "eagle3data"
@@ -342,7 +342,7 @@ class Manifest(_Strict):
         capture: dict[str, Any],
         provenance: dict[str, str] | None = None,
     ) -> Manifest:
-        dtype = StorageDtype(storage_dtype)
+        dtype = _choice(StorageDtype, storage_dtype, "storage dtype")
         if layers[-1] > target.num_hidden_layers:
             raise LayerError(
                 f"layer {layers[-1]} is above the target's last id, {target.num_hidden_layers}."
@@ -355,12 +355,22 @@ class Manifest(_Strict):
             capture=Capture(layers=layers, **capture),
             storage=Storage(
                 dtype=dtype,
-                codec=Codec(codec),
+                codec=_choice(Codec, codec, "codec"),
                 shard_tokens=axis.shard_tokens,
                 chunk_tokens=axis.chunk_tokens,
             ),
             provenance=provenance or {},
         )
+
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+def _choice(kind: type[_Choice], value: str, what: str) -> _Choice:
+    try:
+        return kind(value)
+    except ValueError:
+        raise InputError(f"{what} {value!r}: expected {' or '.join(kind)}.") from None
 
 
 def manifest_json_schema() -> str:

@@ -1,0 +1,47 @@
+# The two commands: `make demo` and `make test`, each on a fresh clone. Everything is installed
+# into .venv; nothing outside the clone is touched.
+
+PYTHON ?= python3
+# The torch to install first, so that no other requirement brings a larger one.
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL := .cache/smollm2
+DEMO := .demo
+
+.PHONY: demo test lint format bench soak clean
+
+demo: $(VENV)/.installed $(MODEL)/config.json ## the main job, end to end, on the CPU
+	$(BIN)/python tools/demo.py --model $(MODEL) --out $(DEMO)
+
+test: $(VENV)/.installed $(MODEL)/config.json ## every test, the real model included
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed $(MODEL)/config.json ## ratios against baselines, by hand
+	$(BIN)/python -m benchmarks
+
+soak: $(VENV)/.installed $(MODEL)/config.json ## long loops: kill -9 at random moments, by hand
+	$(BIN)/python -m pytest -m soak --override-ini addopts="-ra --strict-markers" tests
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+$(MODEL)/config.json: tools/smollm2.py | $(VENV)/.installed
+	$(BIN)/python tools/smollm2.py $(MODEL)
+	touch $@
+
+clean: ## what the demo made; .venv and the model stay
+	rm -rf $(DEMO)

@@ -1,0 +1,1 @@
+"""Ratios against baselines in the same run: `make bench`."""

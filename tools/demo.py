@@ -1,0 +1,126 @@
+"""The main job end to end on a CPU, as `make demo` runs it: the same commands a person types.
+
+Regenerates answers with the target itself, prepares, plans, extracts, looks, validates,
+trains a small draft, exports it, and prints what was made. Running it again continues where
+it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+PROMPTS = "examples/demo/prompts.jsonl"
+CONFIG = "examples/demo/train.yaml"
+
+
+def run(*words: str) -> float:
+    """Run one `eagle3data` command as a person would; returns its seconds, stops on failure."""
+    print(f"\n$ eagle3data {shlex.join(words)}", flush=True)
+    begin = time.monotonic()
+    done = subprocess.run([_command(), *words], check=False)
+    if done.returncode:
+        raise SystemExit(f"demo: 'eagle3data {words[0]}' ended with exit code {done.returncode}.")
+    return time.monotonic() - begin
+
+
+def ask(*words: str) -> dict[str, Any]:
+    """What a command reports with `--json`."""
+    done = subprocess.run([_command(), *words, "--json"], check=True, stdout=subprocess.PIPE)
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def _command() -> str:
+    return str(Path(sys.executable).with_name("eagle3data"))
+
+
+def main() -> None:
+    """Run the road and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    out, model = arguments.out, arguments.model
+    out.mkdir(parents=True, exist_ok=True)
+    paths = {
+        name: str(out / name)
+        for name in ("conversations.jsonl", "prompts.arrow", "states", "draft", "draft-sglang")
+    }
+    states = paths["states"]
+    seconds = {
+        "regenerate": run(
+            "regenerate", PROMPTS, "--model", model, "--out", paths["conversations.jsonl"],
+            "--max-new-tokens", "96",
+        ),
+        "prepare": run(
+            "prepare", paths["conversations.jsonl"], "--model", model, "--out",
+            paths["prompts.arrow"], "--max-length", "1024", "--eval-fraction", "0.1",
+        ),
+        "plan": run("plan", paths["prompts.arrow"], "--model", model, "--out", states),
+        "extract": run("extract", paths["prompts.arrow"], "--model", model, "--out", states),
+        "info": run("info", states),
+        "show": run("show", states, "0", "--model", model),
+        "stats": run("stats", states),
+        "validate": run("validate", states, "--level", "all", "--model", model),
+        "train": run(
+            "train", states, "--model", model, "--out", paths["draft"], "--config", CONFIG
+        ),
+        "export": run(
+            "export", paths["draft"], "--format", "sglang", "--out", paths["draft-sglang"]
+        ),
+    }  # fmt: skip
+    summary = json.loads((Path(paths["draft"]) / "summary.json").read_text())
+    _print_table(ask("info", states), summary, seconds, paths, model)
+
+
+def _print_table(
+    info: dict[str, Any],
+    summary: dict[str, Any],
+    seconds: dict[str, float],
+    paths: dict[str, str],
+    model: str,
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="What was made", title_justify="left", box=None, header_style="bold")
+    for name in ("step", "seconds", "result", "where"):
+        table.add_column(name, justify="right" if name == "seconds" else "left", overflow="fold")
+    shards = info["shards"]
+    rows = [
+        ("regenerate", "answers by the target itself", paths["conversations.jsonl"]),
+        ("prepare", f"{info['samples']:,} conversations, {info['loss_tokens']:,} tokens with loss",
+         paths["prompts.arrow"]),
+        ("extract", f"{info['tokens']:,} tokens x layers {info['capture']['layers']}, "
+         f"{shards['committed']} of {shards['planned']} shards, {info['bytes'] / 1e6:,.0f} MB",
+         paths["states"]),
+        ("validate", "all levels: clean", paths["states"]),
+        ("train", train_line(summary), paths["draft"]),
+        ("export", "the layout SGLang and vLLM load", paths["draft-sglang"]),
+    ]  # fmt: skip
+    for step, result, where in rows:
+        table.add_row(step, f"{seconds[step]:.0f}", result, where)
+    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    console.print()
+    console.print(table)
+    console.print(f"\nAll of it took {sum(seconds.values()):.0f} s. Next, with your own prompts:")
+    console.print(
+        f"  .venv/bin/eagle3data prepare YOURS.jsonl --model {model} --out yours.arrow",
+        soft_wrap=True,
+    )
+
+
+def train_line(summary: dict[str, Any]) -> str:
+    """The training's figures on held-out samples."""
+    return json.dumps(summary)
+
+
+if __name__ == "__main__":
+    main()
