@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from eagle3data.extractor.chat import ChatEncoder
@@ -45,7 +44,8 @@ class TargetGenerator:
             InputError: the model can't be loaded, or nothing is known to end its answers.
         """
         import torch
-        from transformers import AutoModelForCausalLM
+
+        from eagle3data.extractor.engines.transformers import load_model
 
         if dtype not in ("bfloat16", "float16", "float32"):
             raise InputError(f"dtype {dtype}; expected bfloat16, float16 or float32.")
@@ -53,18 +53,9 @@ class TargetGenerator:
             raise InputError(f"{model} names no token that ends an answer (eos_token_id).")
         self._encoder = encoder
         self._ends = sorted(encoder.stop_ids)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        name = str(Path(model).expanduser()) if Path(model).expanduser().is_dir() else model
-        try:
-            self._model = AutoModelForCausalLM.from_pretrained(
-                name,
-                revision=revision,
-                trust_remote_code=trust_remote_code,
-                dtype=getattr(torch, dtype),
-            )
-        except (OSError, ValueError, ImportError) as error:
-            raise InputError(f"{model} can't be loaded: {error}") from error
-        self._model.eval().to(device)
+        self._model = load_model(
+            model, compute_dtype=dtype, revision=revision, trust=trust_remote_code
+        ).to("cuda" if torch.cuda.is_available() else "cpu")
         self._max_new_tokens = max_new_tokens
         self._temperature = temperature
 

@@ -88,20 +88,6 @@ def prompts_writer(
             temporary.unlink()
 
 
-def write_prompts(path: str | Path, table: pa.Table) -> None:
-    """Write a whole prompts table (`schema.index.prompts_table`), its metadata included.
-
-    Raises:
-        InputError: the folder can't be written to, or the table is no prompts table.
-    """
-    check_schema(table.schema, PROMPTS_SCHEMA, "the prompts table")
-    metadata = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
-    with prompts_writer(path, metadata) as writer:
-        writer.write_table(
-            table.select(PROMPTS_SCHEMA.names).cast(PROMPTS_SCHEMA.with_metadata(metadata))
-        )
-
-
 def read_prompts(path: str | Path) -> PromptsFile:
     """Open a prompts file; the rows stay on disk until they are used.
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from eagle3data.schema.digest import sample_digest, sequence_digest, tokens_crc32c
+from eagle3data.schema.digest import sequence_digest
 from eagle3data.schema.errors import InputError
 
 _TOKENS: list[pa.Field[Any]] = [
@@ -61,25 +60,6 @@ PROMPTS_SCHEMA = pa.schema(_PROMPTS)
 """What `prepare` writes; the file's metadata holds `tokenizer` (JSON of `Tokenizer`), `model`."""
 
 
-def prompts_table(rows: Iterable[dict[str, Any]], metadata: dict[str, str]) -> pa.Table:
-    """Build a prompts table from rows with all columns but `sample_id`.
-
-    A sample is named by its content; the second one with the same content gets `-2`, and so on.
-    """
-    seen: dict[str, int] = {}
-    complete = []
-    for row in rows:
-        name = sample_digest(
-            np.asarray(row["input_ids"], dtype=np.int32),
-            np.asarray(row["loss_mask"], dtype=np.uint8),
-        )
-        seen[name] = seen.get(name, 0) + 1
-        sample_id = name if seen[name] == 1 else f"{name}-{seen[name]}"
-        extra = list(dict(row.get("source_extra") or {}).items())
-        complete.append({"split": None, **row, "sample_id": sample_id, "source_extra": extra})
-    return pa.Table.from_pylist(complete, schema=PROMPTS_SCHEMA.with_metadata(metadata))
-
-
 def plan_digest(identity: str, table: pa.Table) -> str:
     """ORDER-SENSITIVE digest of a plan: the capture's identity, then each sample where it goes."""
     columns = [table[name].to_pylist() for name in PLAN_SCHEMA.names]
@@ -113,16 +93,3 @@ def check_schema(found: pa.Schema, expected: pa.Schema, where: str) -> None:
 def list_values(column: pa.ChunkedArray[Any], row: int) -> npt.NDArray[Any]:
     """One row of a list column as a numpy array."""
     return np.asarray(column[row].values.to_numpy(zero_copy_only=False))
-
-
-__all__ = [
-    "INDEX_SCHEMA",
-    "PLAN_SCHEMA",
-    "PROMPTS_SCHEMA",
-    "check_schema",
-    "list_values",
-    "plan_digest",
-    "prompts_table",
-    "rows_digest",
-    "tokens_crc32c",
-]

@@ -26,9 +26,6 @@ class ModelSection(_Section):
         default=None, description="Three captured layers (canonical ids); needed if there are more."
     )
     norm_before_residual: bool = False
-    lm_head: Literal["scratch", "target"] = Field(
-        default="scratch", description="Start lm_head and norm fresh, or from the target's rows."
-    )
     intermediate_size: int | None = None
     num_attention_heads: int | None = None
     num_key_value_heads: int | None = None
@@ -71,8 +68,9 @@ class TrainSection(_Section):
     mask_alignment: MaskAlignment = MaskAlignment.SERVING
     seed: int = 0
     device: str = Field(default="auto", description="auto: cuda where there is one.")
-    autocast: Literal["auto", "bfloat16", "off"] = Field(
-        default="auto", description="auto: bfloat16 where the device multiplies it faster."
+    autocast: Literal["auto", "bfloat16", "float32"] = Field(
+        default="auto",
+        description="Dtype of matrix products; auto: bfloat16 where the device is built for it.",
     )
     eval_every: int = Field(default=200, gt=0, description="Steps.")
     eval_packs: int | None = Field(default=None, gt=0, description="null: all held-out packs.")

@@ -116,8 +116,6 @@ def gather(url: str, model: str, config: TrainConfig, revision: str | None = Non
     torch.manual_seed(config.train.seed)
     draft = Draft(shape, load_embeddings(model, revision))
     draft_ids = torch.from_numpy(vocabulary.draft_ids)
-    if config.model.lm_head == "target":
-        start_from_head(draft, head, draft_ids)
     return Inputs(
         config=config,
         dataset=dataset,
@@ -218,13 +216,3 @@ def choose_device(device: str, autocast: str) -> tuple[torch.device, torch.dtype
     fast = chosen.type != "cpu" or bool(torch.cpu.get_capabilities().get("amx_bf16"))
     use = autocast == "bfloat16" or (autocast == "auto" and fast)
     return chosen, torch.bfloat16 if use else None
-
-
-@torch.no_grad()
-def start_from_head(draft: Draft, head: TargetHead, draft_ids: torch.Tensor) -> None:
-    """Start the draft's norm and lm_head from the target's; both are trained from there.
-
-    A soft cap has no place in the draft and is left out; it changes no argmax.
-    """
-    draft.norm.weight.copy_(head.norm_weight + head.norm_offset)
-    draft.lm_head.weight.copy_(head.lm_head[draft_ids].float() * head.logit_scale)

@@ -322,7 +322,7 @@ def estimate(inputs: Inputs) -> dict[str, Any]:
         # A step keeps its logits, their gradient and the teacher's for the backward pass.
         "logits_bytes": 3 * logits * settings.ttt_steps,
         "device": inputs.device.type,
-        "autocast": str(inputs.autocast).removeprefix("torch.") if inputs.autocast else "off",
+        "autocast": str(inputs.autocast).removeprefix("torch.") if inputs.autocast else "float32",
     }
 
 

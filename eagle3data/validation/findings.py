@@ -67,7 +67,7 @@ class Finding:
     expected: str | None = None
     advice: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """The six fields that every finding has, then those of the others that say something."""
         fixed = {
             "kind": self.kind,
@@ -141,7 +141,7 @@ class Report:
             "verdict": self.verdict.value,
             "ok": self.ok,
             "level": self.level.value,
-            "findings": [finding.to_json() for finding in self.findings],
+            "findings": [finding.as_dict() for finding in self.findings],
             "checked": {
                 "samples": self.checked.samples,
                 "tokens": self.checked.tokens,

@@ -46,12 +46,10 @@ class Structure:
         """All readable rows."""
         return pa.concat_tables([INDEX_SCHEMA.empty_table(), *self.parts.values()])
 
-    def array_of(self, path: str) -> tuple[str, int | None]:
-        """The array an object belongs to and its layer, if it holds states."""
-        array = path.split("/c/", maxsplit=1)[0]
-        if array.startswith("hidden_states/"):
-            return array, int(array.rsplit("/", 1)[1])
-        return array, None
+
+def layer_of(array: str) -> int | None:
+    """The layer whose states an array holds; None for ids and masks."""
+    return int(array.rsplit("/", 1)[1]) if array.startswith("hidden_states/") else None
 
 
 def check_structure(root: Root, model: str | None, revision: str | None) -> Structure:
@@ -189,7 +187,7 @@ def _objects(root: Root, found: Structure) -> Iterator[Finding]:
                 kind = "object_changed"
                 detail = f"{path} has {size} bytes, {entry['bytes']} were committed; {samples}."
             if kind:
-                layer = found.array_of(path)[1]
+                layer = layer_of(array)
                 yield Finding(kind=kind, shard=shard, layer=layer, detail=detail, advice=_REPAIR)
 
 

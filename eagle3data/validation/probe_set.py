@@ -1,0 +1,134 @@
+"""Which samples are probed, and their states as torch tensors, read one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from eagle3data.readers.dataset import Dataset
+from eagle3data.schema.errors import CorruptionError
+from eagle3data.schema.index import list_values
+from eagle3data.storage import layout
+from eagle3data.storage.arrays import chunk_codec
+from eagle3data.storage.shard import ShardReader
+from eagle3data.validation.findings import Finding
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_TOKENS = 49_152
+MAX_SAMPLES = 512
+
+
+class ProbeSet:
+    """The samples that the probes look at.
+
+    Attributes:
+        positions: index rows of the probed samples.
+        unreadable: findings for those that could not be read.
+        bytes_read: of states, so far.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+        self.unreadable: list[Finding] = []
+        self.bytes_read = 0
+        self.positions = self._readable(choose(dataset.index["length"].to_numpy().tolist()))
+        self._shard = lru_cache(maxsize=64)(self._open_shard)
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @property
+    def tokens(self) -> int:
+        lengths = self.dataset.index["length"].to_numpy()
+        return int(lengths[self.positions].sum())
+
+    def sample_id(self, position: int) -> str:
+        return str(self.dataset.index["sample_id"][position].as_py())
+
+    def shard(self, position: int) -> int:
+        offset = int(self.dataset.index["token_offset"].to_numpy()[position])
+        return self.dataset.manifest.storage.axis.shard_of(offset)
+
+    def ids(self, position: int) -> list[int]:
+        found: list[int] = list_values(self.dataset.index["input_ids"], position).tolist()
+        return found
+
+    def states(self, position: int, layer: int) -> Tensor:
+        """`[T, H]` in the storage dtype."""
+        values = self.dataset.read_array(layout.states_array(layer), position)
+        self.bytes_read += values.nbytes
+        return as_tensor(values)
+
+    def last_row(self, position: int, layer: int) -> Tensor:
+        """`[H]`, reading the sample's last chunk only.
+
+        Raises:
+            CorruptionError: that chunk can't be read.
+        """
+        axis = self.dataset.manifest.storage.axis
+        offset = int(self.dataset.index["token_offset"].to_numpy()[position])
+        length = int(self.dataset.index["length"].to_numpy()[position])
+        array = layout.states_array(layer)
+        last = axis.chunks_of(offset, length).stop - 1
+        codec = chunk_codec(self.dataset.manifest, array)
+        rows = length - (axis.aligned(length) - axis.chunk_tokens)
+        out = np.empty((rows, *codec.shape[1:]), dtype=codec.dtype)
+        reader = self._shard(array, axis.shard_of(offset))
+        reader.read(range(last, last + 1), out, self.sample_id(position))
+        self.bytes_read += out.nbytes
+        return as_tensor(out[-1:])[0]
+
+    def _open_shard(self, array: str, shard: int) -> ShardReader:
+        manifest = self.dataset.manifest
+        return ShardReader(
+            self.dataset.root,
+            chunk_codec(manifest, array),
+            array=array,
+            shard=shard,
+            name=layout.shard_object(array, shard),
+            chunks=manifest.storage.axis.chunks_per_shard,
+        )
+
+    def _readable(self, positions: Sequence[int]) -> list[int]:
+        readable = []
+        for position in positions:
+            try:
+                for layer in self.dataset.manifest.layers:
+                    self.dataset.read_array(layout.states_array(layer), position)
+                readable.append(position)
+            except CorruptionError as error:
+                self.unreadable.append(
+                    Finding(
+                        kind=error.kind,
+                        detail=str(error),
+                        sample_id=self.sample_id(position),
+                        shard=self.shard(position),
+                        layer=int(str(error.array).rsplit("/", 1)[-1]) if error.array else None,
+                    )
+                )
+        return readable
+
+
+def choose(lengths: Sequence[int]) -> list[int]:
+    """Samples to probe: all of a small set, else evenly spread over the token axis.
+
+    At most `MAX_SAMPLES`, and as many as `MAX_TOKENS` hold (at least one).
+    """
+    total = sum(lengths)
+    fit = len(lengths) if total <= MAX_TOKENS else max(1, MAX_TOKENS * len(lengths) // total)
+    wanted = min(len(lengths), MAX_SAMPLES, fit)
+    # The middles of `wanted` equal stretches: the same every time, in every shard alike.
+    return [int((2 * at + 1) * len(lengths) // (2 * wanted)) for at in range(wanted)]
+
+
+def as_tensor(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
+    """A tensor of stored states; uint16 holds bfloat16's bits."""
+    import torch
+
+    tensor = torch.from_numpy(values)
+    return tensor.view(torch.bfloat16) if values.dtype == np.uint16 else tensor

@@ -1,0 +1,145 @@
+"""The identity probe's verdict on each sample and on stretches of it, by the set's own rates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from eagle3data.validation.significance import is_above, is_below
+from eagle3data.validation.token_identity import WIDE_SHIFTS, Agreement, Sequences
+
+STRETCH_ROWS = 24
+"""Testable rows of one stretch of a sample that gets a verdict of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubt:
+    """A sample, or a stretch of one, whose rows don't predict its tokens.
+
+    Attributes:
+        sample: its number among the probed ones.
+        rows: first and past-the-last token within the sample.
+        whole: whether that is all of it.
+        shift: rows belong this many tokens further on than the set's do; None for a stranger's.
+        agreement: share of the testable rows that predict their own token.
+        tested: how many those are.
+    """
+
+    sample: int
+    rows: tuple[int, int]
+    whole: bool
+    shift: int | None
+    agreement: float
+    tested: int
+
+
+class SampleJudge:
+    """Verdicts on samples at one layer, by that layer's own rates over the set."""
+
+    def __init__(self, found: Agreement, sequences: Sequences, log_alpha: float) -> None:
+        import torch
+
+        self.sequences = sequences
+        self.log_alpha = log_alpha
+        base = found.shift or 0
+        self.testable = found.testable
+        self.matches = {
+            shift: (found.predicted == sequences.shifted(base + shift)) & (found.predicted >= 0)
+            for shift in WIDE_SHIFTS
+        }
+        counts = torch.zeros(2, len(sequences)).index_add_(
+            1, sequences.sample_of, torch.stack([found.right, found.testable]).float()
+        )
+        enough = counts[1] >= STRETCH_ROWS / 2
+        self.enough = int(enough.sum())
+        """Samples with rows enough for a verdict of their own."""
+        shares = counts[0][enough] / counts[1][enough]
+        self.typical = float(shares.median()) if self.enough else 0.0
+        own = found.predicted[found.testable & (found.predicted >= 0)]
+        true = sequences.shifted(base)[found.testable]
+        size = int(sequences.ids.max()) + 1
+        self.chance = float(
+            torch.bincount(own, minlength=size).double()
+            @ torch.bincount(true, minlength=size).double()
+            / max(len(own) * len(true), 1)
+        )
+
+    def doubts(self) -> list[Doubt]:
+        """Each sample that is wrong as a whole, and each wrong stretch of the others."""
+        found = []
+        for sample in range(len(self.sequences)):
+            span = self.sequences.rows(sample)
+            whole = self._judge(sample, span.start, span.stop, whole=True)
+            found += [whole] if whole else self._stretches(sample, span)
+        return found
+
+    def _stretches(self, sample: int, span: slice) -> list[Doubt]:
+        at = self.testable[span].nonzero().flatten()
+        if len(at) < 2 * STRETCH_ROWS:
+            return []
+        starts = [span.start + int(at[i]) for i in range(0, len(at), STRETCH_ROWS)]
+        found: list[Doubt] = []
+        for start, stop in zip(starts, [*starts[1:], span.stop], strict=True):
+            doubt = self._judge(sample, start, stop, whole=False)
+            if doubt is None:
+                continue
+            last = found[-1] if found else None
+            if last and last.rows[1] == doubt.rows[0] and last.shift == doubt.shift:
+                found[-1] = _joined(last, doubt)
+            else:
+                found.append(doubt)
+        return found
+
+    def _judge(self, sample: int, start: int, stop: int, *, whole: bool) -> Doubt | None:
+        rows = slice(start, stop)
+        testable = self.testable[rows]
+        own = self.matches[0][rows] & testable
+        tested, right = int(testable.sum()), int(own.sum())
+        first = self.sequences.bounds[sample]
+        place = (start - first, stop - first)
+        agreement = right / max(tested, 1)
+        shift = self._better_shift(rows)
+        strange = (
+            is_below(right, tested, self.typical / 2, self.log_alpha)
+            and right <= tested * self.chance + 4 * (tested * self.chance) ** 0.5 + 2
+        )
+        if shift is None and not strange:
+            return None
+        return Doubt(
+            sample=sample,
+            rows=place,
+            whole=whole,
+            shift=shift,
+            agreement=agreement,
+            tested=tested,
+        )
+
+    def _better_shift(self, rows: slice) -> int | None:
+        own = self.matches[0][rows]
+        best, best_count = None, 0
+        for shift, matches in self.matches.items():
+            only_there = int((matches[rows] & ~own).sum())
+            only_here = int((own & ~matches[rows]).sum())
+            # A clean row agrees at another place by chance, at its own with the typical rate;
+            # the floor keeps a handful of rows from deciding.
+            rate = max(0.1, 3 * self.chance / max(self.typical, 1e-6))
+            if (
+                shift != 0
+                and only_there > max(only_here, best_count)
+                and rate < 0.5
+                and is_above(only_there, only_there + only_here, rate, self.log_alpha)
+            ):
+                best, best_count = shift, only_there
+        return best
+
+
+def _joined(first: Doubt, second: Doubt) -> Doubt:
+    tested = first.tested + second.tested
+    right = first.agreement * first.tested + second.agreement * second.tested
+    return Doubt(
+        sample=first.sample,
+        rows=(first.rows[0], second.rows[1]),
+        whole=False,
+        shift=first.shift,
+        agreement=right / max(tested, 1),
+        tested=tested,
+    )

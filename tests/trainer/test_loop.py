@@ -1,0 +1,244 @@
+"""The loop on a tiny set: it learns, resumes exactly, stops when asked and on what isn't finite."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from eagle3data.schema.errors import InputError, LayerError, MismatchError  # noqa: E402
+from eagle3data.trainer import loop  # noqa: E402
+from eagle3data.trainer.checkpoint import load_last  # noqa: E402
+from eagle3data.trainer.config import OptimizerSection, TrainConfig, load_config  # noqa: E402
+from eagle3data.trainer.inputs import gather  # noqa: E402
+from eagle3data.trainer.loop import NonFiniteError, Outcome, Run, learning_rate, train  # noqa: E402
+from eagle3data.trainer.loss import LOSSES  # noqa: E402
+from tests.trainer import small  # noqa: E402
+
+SETTINGS = [
+    "data.token_budget=40",
+    "model.draft_vocab_size=30",
+    "optimizer.learning_rate=3e-3",
+    "train.ttt_steps=2",
+    "train.device=cpu",
+    "train.autocast=float32",
+    "train.eval_every=4",
+    "train.save_every=3",
+]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A data set and the folder of its target."""
+    root = tmp_path_factory.mktemp("made")
+    return str(small.data_set(root / "states")), str(small.target_folder(root / "target"))
+
+
+def config(*more: str) -> TrainConfig:
+    return load_config(None, [*SETTINGS, *more])
+
+
+def curve(out: Path) -> list[dict[str, Any]]:
+    """The run's records without what differs between any two runs: the time they took."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+class Stop:
+    """Raises a signal (or any error) when the record of a step comes in."""
+
+    def __init__(self, step: int, error: Exception | None = None) -> None:
+        self.step, self.error = step, error
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        if record["kind"] == "train" and record["step"] == self.step:
+            if self.error:
+                raise self.error
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_it_learns(made: tuple[str, str], tmp_path: Path) -> None:
+    outcome = train(
+        *made,
+        tmp_path,
+        config(
+            "train.max_steps=60",
+            "train.loss=kl",
+            "train.eval_every=20",
+            "optimizer.learning_rate=2e-2",
+        ),
+    )
+    held_out = outcome.summary["held_out"]
+    assert not outcome.interrupted
+    assert held_out["end"]["loss"] < 0.6 * held_out["start"]["loss"]
+    assert held_out["end"]["accuracy"] > outcome.summary["commonest_token_accuracy"]
+    assert json.loads((tmp_path / "summary.json").read_text()) == outcome.summary
+    records = curve(tmp_path)
+    assert records[0]["kind"] == "definitions"
+    assert [r["step"] for r in records if r["kind"] == "train"] == list(range(1, 61))
+    assert records[-1]["kind"] == "eval"
+    best = min((r for r in records if r["kind"] == "eval"), key=lambda r: float(r["loss"]))
+    assert outcome.summary["best"] == {"step": best["step"], "loss": best["loss"]}
+    pointers = json.loads((tmp_path / "checkpoints.json").read_text())
+    assert pointers == {"last": "step-00000060", "best": f"step-{best['step']:08d}"}
+    assert {path.name for path in tmp_path.glob("step-*")} == set(pointers.values())
+
+
+def test_norm_weights_move(made: tuple[str, str], tmp_path: Path) -> None:
+    train(*made, tmp_path, config("train.max_steps=5", "train.autocast=bfloat16"))
+    saved = load_last(tmp_path)
+    assert saved is not None
+    norms = [t for name, t in saved.draft.parameters.items() if name.endswith("norm.weight")]
+    assert len(norms) == 4
+    assert all(tensor.dtype == torch.float32 and bool((tensor != 1).any()) for tensor in norms)
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_a_run_killed_anywhere_continues_as_if_it_had_not_been(
+    made: tuple[str, str], tmp_path: Path, accumulation: int
+) -> None:
+    chosen = config("train.max_steps=12", f"train.accumulation={accumulation}")
+    whole = train(*made, tmp_path / "whole", chosen)
+    for step in (2, 7, 10):
+        with pytest.raises(ZeroDivisionError):  # nothing is saved on the way out: as good as a kill
+            train(*made, tmp_path / "killed", chosen, report=Stop(step, ZeroDivisionError()))
+    resumed = train(*made, tmp_path / "killed", chosen)
+    assert curve(tmp_path / "killed") == curve(tmp_path / "whole")
+    assert resumed.summary == whole.summary
+    first, second = load_last(tmp_path / "whole"), load_last(tmp_path / "killed")
+    assert first is not None
+    assert second is not None
+    for name, tensor in first.draft.parameters.items():
+        assert torch.equal(tensor, second.draft.parameters[name])
+
+
+def test_ctrl_c_saves_and_the_same_command_continues(made: tuple[str, str], tmp_path: Path) -> None:
+    chosen = config("train.max_steps=10")
+    before = signal.getsignal(signal.SIGINT)
+    outcome = train(*made, tmp_path / "stopped", chosen, report=Stop(5))
+    assert outcome.interrupted
+    assert outcome.summary["steps"] == 5
+    assert signal.getsignal(signal.SIGINT) is before
+    assert not train(*made, tmp_path / "stopped", chosen).interrupted
+    train(*made, tmp_path / "whole", chosen)
+    assert curve(tmp_path / "stopped") == curve(tmp_path / "whole")
+
+
+def test_a_finished_run_is_left_alone(made: tuple[str, str], tmp_path: Path) -> None:
+    first = train(*made, tmp_path, config("train.max_steps=3"))
+    before = (tmp_path / "metrics.jsonl").read_text()
+    assert train(*made, tmp_path, config("train.max_steps=3")) == first
+    assert (tmp_path / "metrics.jsonl").read_text() == before
+
+
+def test_another_run_in_the_folder_is_refused(made: tuple[str, str], tmp_path: Path) -> None:
+    train(*made, tmp_path, config("train.max_steps=2"))
+    with pytest.raises(MismatchError, match=r"optimizer\.learning_rate was 0\.003, now it is 0\.5"):
+        train(*made, tmp_path, config("train.max_steps=2", "optimizer.learning_rate=0.5"))
+    train(*made, tmp_path, config("train.max_steps=2", "train.save_every=1"))
+
+
+def test_epochs_take_every_training_sample_once_each(made: tuple[str, str], tmp_path: Path) -> None:
+    inputs = gather(*made, config())
+    lengths = inputs.dataset.index["length"].to_pylist()
+    splits = inputs.dataset.index["split"].to_pylist()
+    tokens = sum(int(n or 0) for n, s in zip(lengths, splits, strict=True) if s == "train")
+    outcome = train(*made, tmp_path, config("train.epochs=2", "train.accumulation=2"))
+    assert outcome.summary["tokens"] == 2 * tokens
+    assert outcome.summary["steps"] == outcome.summary["total_steps"]
+
+
+def test_accumulated_packs_weigh_by_their_kept_positions(
+    made: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three packs in one step give the gradient of one pack that holds all three."""
+    together = small.pack([25, 15, 39], budget=80)
+    gradients = []
+    for name, packs in (("one", [together]), ("three", small.unpacked(together))):
+        inputs = gather(*made, config("optimizer.max_grad_norm=1e9"))
+        run = Run(inputs, tmp_path / name, lambda _: None)
+        run.records.begin({})
+        kept: dict[str, Any] = {}
+        monkeypatch.setattr(
+            run.optimizer,
+            "step",
+            lambda kept=kept, draft=inputs.draft: kept.update(
+                {name: p.grad.clone() for name, p in draft.named_parameters()}
+            ),
+        )
+        run.train_step(packs)
+        gradients.append(kept)
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-3, atol=1e-5)
+
+
+def test_what_is_not_finite_stops_with_the_samples(
+    made: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = dict(LOSSES)
+    broken[config().train.loss] = lambda logits, _: logits.sum(-1) * math.nan
+    train(*made, tmp_path, config("train.max_steps=9"), report=Stop(4))
+    monkeypatch.setattr(loop, "LOSSES", broken)
+    with pytest.raises(NonFiniteError, match=r"step 5: .*s\d+.*validate"):
+        train(*made, tmp_path, config("train.max_steps=9"))
+    saved = load_last(tmp_path)
+    assert saved is not None
+    assert saved.step == 4
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([2, 3, 4, 5], "final layer 6 is not captured"),
+        ([2, 3, 6], "fuses 3 aux layers"),
+        ([1, 2, 3, 4, 6], "fuses 3 aux layers"),
+    ],
+)
+def test_a_set_that_cannot_teach_is_refused(
+    made: tuple[str, str], tmp_path: Path, layers: list[int], message: str
+) -> None:
+    states = str(small.data_set(tmp_path / "states", layers=layers, samples=7))
+    with pytest.raises((InputError, LayerError), match=message):
+        train(states, made[1], tmp_path / "out", config())
+    assert not (tmp_path / "out").exists()
+
+
+def test_three_of_more_layers_can_be_chosen(made: tuple[str, str], tmp_path: Path) -> None:
+    states = str(small.data_set(tmp_path / "states", layers=[1, 2, 3, 4, 6], samples=7))
+    inputs = gather(states, made[1], config("model.aux_layers=[1,3,4]"))
+    assert inputs.loader.layers == [1, 3, 4, 6]
+    assert inputs.description.aux_layers == [1, 3, 4]
+
+
+def test_another_model_is_refused(made: tuple[str, str], tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(made[1], other)
+    settings = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**settings, "vocab_size": 98}))
+    with pytest.raises(InputError, match="vocab_size is 97 in the data set and 98 in the model"):
+        train(made[0], str(other), tmp_path / "out", config())
+
+
+def test_a_split_that_is_not_there(made: tuple[str, str], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"'test' \(data\.eval_split\).*eval, train"):
+        train(*made, tmp_path / "out", config("data.eval_split=test"))
+    outcome: Outcome = train(*made, tmp_path, config("data.eval_split=null", "train.max_steps=2"))
+    assert outcome.summary["held_out"] == {"start": None, "end": None}
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_the_schedule_warms_up_and_falls_to_zero(schedule: Any) -> None:
+    section = OptimizerSection(learning_rate=1.0, schedule=schedule, warmup_share=0.1)
+    rates = [learning_rate(section, step, 100) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.1 * step for step in range(1, 11)])
+    assert rates[10] == 1.0
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[55] == pytest.approx(0.5)
+    assert learning_rate(section, 100, 100) == pytest.approx(0.0, abs=1e-9)
