@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 SEARCHED = 64
 """Disagreeing samples for which another explanation is tried."""
+SEARCHED_ROWS = 128
+SECOND_OPINION = math.log(1e-3)
+"""Log threshold of a test that only has to support one that is significant by itself."""
 MIN_ROWS_OF_SAMPLE = 8
 CLEAR_NATS = 1.0
 
@@ -148,27 +152,29 @@ class HeadChecks:
                 "foretells anything. Whether its final layer is right can't be decided."
             )
             return False
-        if self._strangers(reading):
+        if self._strangers():
             return True
         self.result.undecided.append(
             f"Next token: no shift stands out at layer {final} (agreement by shift {said})."
         )
         return False
 
-    def _strangers(self, reading: NextToken) -> bool:
+    def _strangers(self) -> bool:
         """Samples whose final layer foretells another sample's text, when none fits its own."""
         texts = index_texts(self.probe)
         found = 0
-        for sample in range(len(self.sequences)):
-            mine = self.sequences.sample_of[self.picked] == sample
-            places = self.sequences.place[self.picked[mine]].numpy() + 1
-            predicted = reading.predicted[mine].numpy()
-            own = self.probe.positions[sample]
-            owner = find_owner(predicted, places, texts, own, self.log_alpha)
+        for sample in range(0, len(self.sequences), max(1, len(self.sequences) // SEARCHED)):
+            position, span = self.probe.positions[sample], self.sequences.rows(sample)
+            at = (~self.sequences.shared[span]).nonzero().flatten()[:SEARCHED_ROWS]
+            if not len(at):
+                continue
+            states = self.probe.states(position, self.manifest.final_layer)[at]
+            predicted = self.head.logits(states, post_norm=self.post).argmax(1).numpy()
+            owner = find_owner(predicted, at.numpy() + 1, texts, position, self.log_alpha)
             if owner is not None:
                 found += 1
                 self._add(
-                    own,
+                    position,
                     "swapped_samples",
                     f"its final layer foretells the text of sample {self.probe.sample_id(owner)}.",
                 )
@@ -186,7 +192,7 @@ class HeadChecks:
             "the final layer is declared {}-norm but reads as {}-norm: the next token gets {:.2f} "
             "nats as declared, {:.2f} the other way."
         )
-        if next_token.reads_better(there, here, self.log_alpha):
+        if next_token.reads_better(other, reading, self.log_alpha):
             self.result.findings.append(
                 Finding(
                     kind="wrong_norm_state",
@@ -202,6 +208,7 @@ class HeadChecks:
         for sample in range(len(self.sequences)):
             mine = self.sequences.sample_of[self.picked] == sample
             enough = int(mine.sum()) >= MIN_ROWS_OF_SAMPLE
+            enough &= int(other.right[mine].sum()) > int(reading.right[mine].sum())
             if enough and bool((gain[mine] > 0).all()) and float(gain[mine].mean()) > CLEAR_NATS:
                 said = detail.format(
                     declared,
@@ -224,7 +231,7 @@ class HeadChecks:
             own_reversed = stands_above(above.right, below.right, common, self.log_alpha)
             rows = readings[low].right.new_ones(len(self.picked))
             next_reversed = stands_above(
-                readings[low].right, readings[high].right, rows, self.log_alpha
+                readings[low].right, readings[high].right, rows, SECOND_OPINION
             )
             if own_reversed and next_reversed:
                 found = True

@@ -34,7 +34,8 @@ def choose_rows(sequences: Sequences) -> Tensor:
     chosen = []
     for sample in range(len(sequences)):
         span = sequences.rows(sample)
-        rows = torch.arange(span.start + _SKIPPED_ROWS, span.stop - max(SHIFTS))
+        first = span.start + _SKIPPED_ROWS
+        rows = torch.arange(first, max(first, span.stop - max(SHIFTS)))
         rows = rows[~sequences.shared[rows]]
         if len(rows) > per_sample:
             rows = rows[torch.linspace(0, len(rows) - 1, per_sample).long()]
@@ -50,14 +51,12 @@ class NextToken:
         by_shift: share of rows whose most likely token is the one `shift` places on.
         shift: the shift that fits best, or None where none stands out.
         right: `[P]` bool, rows that predict the token that follows (shift 1).
-        predicted: `[P]` int64, the most likely token.
         logprob: `[P]` float32, log-probability of the token that follows (nats); None unasked.
     """
 
     by_shift: dict[int, float]
     shift: int | None
     right: Tensor
-    predicted: Tensor
     logprob: Tensor | None
 
 
@@ -104,19 +103,23 @@ def measure(
         by_shift=by_shift,
         shift=top if stands_out else None,
         right=right[1],
-        predicted=predicted,
         logprob=torch.cat(following) if likelihood else None,
     )
 
 
-def reads_better(one: Tensor, other: Tensor, log_alpha: float) -> bool:
-    """Whether log-probabilities `[P]` read one way clearly beat those read the other way."""
+def reads_better(one: NextToken, other: NextToken, log_alpha: float) -> bool:
+    """Whether the same states read one way clearly foretell more than read the other way.
+
+    Likelihood alone would not do: a reading that only inflates the logits gains on text that
+    is easy to foretell. So it must name more of the tokens that follow, too.
+    """
     import torch
 
-    gain = one - other
-    if not bool(torch.isfinite(gain).all()) or float(gain.mean()) < MARGIN_NATS:
+    if one.logprob is None or other.logprob is None:
         return False
-    return stands_above(gain > 0, gain < 0, torch.ones_like(gain, dtype=torch.bool), log_alpha)
+    gain = float((one.logprob - other.logprob).mean())
+    everywhere = torch.ones_like(one.right)
+    return gain > MARGIN_NATS and stands_above(one.right, other.right, everywhere, log_alpha)
 
 
 def is_trained(head: TargetHead) -> bool:

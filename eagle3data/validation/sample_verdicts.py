@@ -69,6 +69,7 @@ class SampleJudge:
         for sample in range(len(self.sequences)):
             span = self.sequences.rows(sample)
             whole = self._judge(sample, span.start, span.stop, whole=True)
+            whole = whole or self._judge(sample, span.start, span.stop, whole=True, own=True)
             found += [whole] if whole else self._stretches(sample, span)
         return found
 
@@ -89,11 +90,18 @@ class SampleJudge:
                 found.append(doubt)
         return found
 
-    def _judge(self, sample: int, start: int, stop: int, *, whole: bool) -> Doubt | None:
+    def _judge(
+        self, sample: int, start: int, stop: int, *, whole: bool, own: bool = False
+    ) -> Doubt | None:
+        """Judge rows; with `own`, only those whose context no other sample shares.
+
+        A stranger that begins with the same system prompt has the right states there.
+        """
         rows = slice(start, stop)
         testable = self.testable[rows]
-        own = self.matches[0][rows] & testable
-        tested, right = int(testable.sum()), int(own.sum())
+        if own:
+            testable = testable & ~self.sequences.shared[rows]
+        tested, right = int(testable.sum()), int((self.matches[0][rows] & testable).sum())
         first = self.sequences.bounds[sample]
         place = (start - first, stop - first)
         agreement = right / max(tested, 1)

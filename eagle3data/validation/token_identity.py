@@ -77,9 +77,9 @@ class Sequences:
         """`[R]` the token `shift` places after each row's own, -1 beyond its sample."""
         import torch
 
-        at = torch.arange(self.bounds[-1]) + shift
-        at.clamp_(0, self.bounds[-1] - 1)
-        inside = (self.place + shift >= 0) & (self.sample_of[at] == self.sample_of)
+        lengths = torch.tensor(self.bounds).diff()[self.sample_of]
+        inside = (self.place + shift >= 0) & (self.place + shift < lengths)
+        at = torch.arange(self.bounds[-1]).add_(shift).clamp_(0, self.bounds[-1] - 1)
         return torch.where(inside, self.ids[at], -1)
 
     @cached_property

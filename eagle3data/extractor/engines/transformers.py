@@ -106,7 +106,7 @@ class TransformersEngine:
         attention = torch.zeros(len(batch), longest, dtype=torch.long)
         for row, request in enumerate(batch):
             # Padding on the right: under a causal mask no token sees it.
-            ids[row, : lengths[row]] = torch.from_numpy(request.input_ids)
+            ids[row, : lengths[row]] = torch.tensor(request.input_ids)
             attention[row, : lengths[row]] = 1
         last = sorted({length - 1 for length in lengths})
         output = self._model(
