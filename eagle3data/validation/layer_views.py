@@ -86,14 +86,16 @@ def look(
     broken = list(_broken(probe, sequences, layer, empty))
     broken_samples = set(sequences.sample_of[empty].tolist())
     doubts = [doubt for doubt in judge.doubts() if doubt.sample not in broken_samples]
+    owners = _owners(probe, sequences, agreement, doubts, log_alpha)
+    kept_doubts = [at for at, doubt in enumerate(doubts) if doubt.sure or at in owners]
     return LayerView(
         layer=layer,
         agreement=agreement,
         typical=judge.typical,
         chance=judge.chance,
         enough=judge.enough,
-        doubts=doubts,
-        owners=_owners(probe, sequences, agreement, doubts, log_alpha),
+        doubts=[doubts[at] for at in kept_doubts],
+        owners={new: owners[at] for new, at in enumerate(kept_doubts) if at in owners},
         profile=profile,
         picked=torch.cat([kept[sample] for sample in range(len(sequences))]),
         broken=broken,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from eagle3data.validation.significance import is_above, is_below
@@ -9,6 +10,10 @@ from eagle3data.validation.token_identity import WIDE_SHIFTS, Agreement, Sequenc
 
 STRETCH_ROWS = 24
 """Testable rows of one stretch of a sample that gets a verdict of its own."""
+EXPECTED_SHARE = 2 / 3
+"""A right sample agrees at least this share of what the set's samples usually do."""
+SUSPICION = math.log(1e-3)
+"""Log threshold below which a sample is worth asking whose states it holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +27,7 @@ class Doubt:
         shift: rows belong this many tokens further on than the set's do; None for a stranger's.
         agreement: share of the testable rows that predict their own token.
         tested: how many those are.
+        sure: whether that is proof by itself; if not, it is only with the true owner found.
     """
 
     sample: int
@@ -30,6 +36,7 @@ class Doubt:
     shift: int | None
     agreement: float
     tested: int
+    sure: bool = True
 
 
 class SampleJudge:
@@ -106,9 +113,10 @@ class SampleJudge:
         place = (start - first, stop - first)
         agreement = right / max(tested, 1)
         shift = self._better_shift(rows)
-        strange = (
-            is_below(right, tested, self.typical / 2, self.log_alpha)
-            and right <= tested * self.chance + 4 * (tested * self.chance) ** 0.5 + 2
+        usual = self.typical * EXPECTED_SHARE
+        by_chance = tested * self.chance
+        strange = right <= by_chance + 4 * by_chance**0.5 + 2 and is_below(
+            right, tested, usual, SUSPICION
         )
         if shift is None and not strange:
             return None
@@ -119,6 +127,7 @@ class SampleJudge:
             shift=shift,
             agreement=agreement,
             tested=tested,
+            sure=shift is not None or is_below(right, tested, usual, self.log_alpha),
         )
 
     def _better_shift(self, rows: slice) -> int | None:
@@ -150,4 +159,5 @@ def _joined(first: Doubt, second: Doubt) -> Doubt:
         shift=first.shift,
         agreement=right / max(tested, 1),
         tested=tested,
+        sure=first.sure or second.sure,
     )

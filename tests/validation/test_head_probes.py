@@ -33,7 +33,8 @@ def a_head(rows: int = VOCABULARY) -> TargetHead:
 
 
 def some_rows(count: int, seed: int) -> Tensor:
-    return torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(seed))
+    rows: Tensor = torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(seed))
+    return rows
 
 
 def foretelling(head: TargetHead, sequences: Sequences, size: float = 9.0) -> Tensor:
