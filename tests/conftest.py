@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import CONVERSATIONS, Command, eagle3data
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -22,3 +24,26 @@ def smollm2() -> Path:
     if done.returncode != 0:
         pytest.fail(f"tools/smollm2.py could not make {folder}:\n{done.stderr[-2000:]}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def command() -> Command:
+    return eagle3data
+
+
+@pytest.fixture(scope="session")
+def prompts(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prompts of the shipped conversations, of 30 to some hundred tokens."""
+    out = tmp_path_factory.mktemp("prompts") / "prompts.arrow"
+    done = eagle3data("prepare", CONVERSATIONS, "--model", smollm2, "--out", out)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="session")
+def states(smollm2: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A data set as `extract` writes it by default: a bfloat16 run, stored as float16."""
+    url = tmp_path_factory.mktemp("states") / "set"
+    done = eagle3data("extract", prompts, "--model", smollm2, "--out", url)
+    assert done.returncode == 0, done.stderr
+    return str(url)

@@ -1,7 +1,11 @@
-"""Synthetic samples and sets for unit tests."""
+"""What tests share: synthetic samples and sets, and the command line as a process."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,17 @@ from eagle3data.schema.sample import Sample
 from eagle3data.writers.dataset_writer import DatasetWriter
 
 HIDDEN, LAYERS, VOCABULARY = 32, 12, 500
+CONVERSATIONS = Path(__file__).parent / "data" / "conversations.jsonl"
+"""Prompts of our own, answered by SmolLM2 through `regenerate`."""
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def eagle3data(*words: object) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    command = [sys.executable, "-m", "eagle3data.cli.main", *map(str, words)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
 def small_manifest(*, shard_tokens: int = 128, chunk_tokens: int = 16, **changes: Any) -> Manifest:

@@ -118,8 +118,18 @@ def _print_table(
 
 
 def train_line(summary: dict[str, Any]) -> str:
-    """The training's figures on held-out samples."""
-    return json.dumps(summary)
+    """The training's figures on held-out samples, before and after."""
+    start, end = summary["held_out"]["start"], summary["held_out"]["end"]
+    return (
+        f"{summary['steps']} steps; on held-out samples: loss {start['loss']:.2f} -> "
+        f"{end['loss']:.2f}; accuracy by step {_by_step(start)} -> {_by_step(end)} (always the "
+        f"commonest token: {summary['commonest_token_accuracy']:.2f}); simulated acceptance length "
+        f"{start['simulated_acceptance_length']:.2f} -> {end['simulated_acceptance_length']:.2f}"
+    )
+
+
+def _by_step(rates: dict[str, Any]) -> str:
+    return "/".join(f"{step['accuracy']:.2f}" for step in rates["steps"])
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ class Dataset:
         manifest: what it is.
         index: one row a committed sample (`INDEX_SCHEMA`), in token order.
         generation: digest of the rows; what a loader's state refers to.
+        shard_reader: `(array, shard)` to its opened `ShardReader`; the latest are kept.
     """
 
     def __init__(self, root: Root) -> None:
@@ -46,7 +47,7 @@ class Dataset:
         self._axis = self.manifest.storage.axis
         self._offsets: npt.NDArray[np.int64] = self.index["token_offset"].to_numpy()
         self._lengths: npt.NDArray[np.int32] = self.index["length"].to_numpy()
-        self._shard_reader = lru_cache(maxsize=_OPEN_SHARDS)(self._open_shard)
+        self.shard_reader = lru_cache(maxsize=_OPEN_SHARDS)(self._open_shard)
 
     def __repr__(self) -> str:
         return f"<Dataset {self.url}: {len(self)} samples, {self.tokens} tokens>"
@@ -159,7 +160,7 @@ class Dataset:
                 array=array,
                 sample_id=sample_id,
             )
-        reader = self._shard_reader(array, self._axis.shard_of(offset))
+        reader = self.shard_reader(array, self._axis.shard_of(offset))
         reader.read(chunks, out, sample_id, verify=verify)
         return out
 

@@ -7,7 +7,8 @@ CRC32C. A chunk that is not stored has 2**64-1 in both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,44 @@ def index_bytes(chunks: int) -> int:
     return chunks * _ENTRY_BYTES + CHECKSUM_BYTES
 
 
-def encode_shard(codec: ChunkCodec, chunks: Sequence[npt.NDArray[Any] | None]) -> list[Buffer]:
-    """Encode a shard; None is a chunk that is not stored.
+@dataclass(frozen=True, kw_only=True)
+class EncodedShard:
+    """A shard as it is written.
 
-    Returns:
-        Buffers to be written one after the other.
+    Attributes:
+        parts: buffers to be written one after the other.
+        chunks_crc32c: see `chunks_crc32c`.
     """
+
+    parts: list[Buffer]
+    chunks_crc32c: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(part) for part in self.parts)
+
+    @property
+    def object_crc32c(self) -> int:
+        """CRC32C of the whole object, as an object store computes it."""
+        checksum = 0
+        for part in self.parts:
+            checksum = crc32c(part, checksum)
+        return checksum
+
+
+def chunks_crc32c(checksums: Iterable[int]) -> int:
+    """CRC32C over the CRC32C of each stored chunk, in chunk order.
+
+    The object's own CRC32C can't tell one attempt at a shard from another: data followed by
+    its CRC32C leaves a checksum that depends on the length alone. This one does.
+    """
+    return crc32c(np.fromiter(checksums, dtype="<u4").tobytes())
+
+
+def encode_shard(codec: ChunkCodec, chunks: Sequence[npt.NDArray[Any] | None]) -> EncodedShard:
+    """Encode a shard; None is a chunk that is not stored."""
     parts: list[Buffer] = []
+    checksums: list[int] = []
     index = np.full((len(chunks), 2), NOT_STORED, dtype="<u8")
     position = 0
     for number, chunk in enumerate(chunks):
@@ -43,9 +75,11 @@ def encode_shard(codec: ChunkCodec, chunks: Sequence[npt.NDArray[Any] | None]) -
         size = sum(len(part) for part in encoded)
         index[number] = (position, size)
         parts += encoded
+        checksums.append(int.from_bytes(encoded[-1], "little"))
         position += size
     encoded_index = index.tobytes()
-    return [*parts, encoded_index, crc32c(encoded_index).to_bytes(CHECKSUM_BYTES, "little")]
+    parts += [encoded_index, crc32c(encoded_index).to_bytes(CHECKSUM_BYTES, "little")]
+    return EncodedShard(parts=parts, chunks_crc32c=chunks_crc32c(checksums))
 
 
 class ShardReader:
@@ -53,6 +87,7 @@ class ShardReader:
 
     Attributes:
         index: `[chunks, 2]` uint64, offset and bytes of each chunk in the object.
+        checksums: stored CRC32C of every chunk read so far, by chunk number.
     """
 
     def __init__(
@@ -83,6 +118,7 @@ class ShardReader:
                 "chunk_corrupt", f"the index at the end of {name} does not match its checksum"
             )
         self.index = np.frombuffer(data, "<u8", count=chunks * 2).reshape(chunks, 2)
+        self.checksums: dict[int, int] = {}
         self._end = size - tail
 
     def read(
@@ -120,6 +156,7 @@ class ShardReader:
         rows = self._codec.shape[0]
         for position, (number, (offset, size)) in enumerate(zip(chunks, entries, strict=True)):
             piece = data[int(offset) - start : int(offset) - start + int(size)]
+            self.checksums[number] = int.from_bytes(piece[-CHECKSUM_BYTES:], "little")
             try:
                 self._codec.decode(
                     piece, out[position * rows : (position + 1) * rows], verify=verify

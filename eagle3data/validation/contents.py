@@ -1,7 +1,7 @@
 """Level `full`: every chunk and checksum read, and every number compared with the index.
 
-Whole-object checksums are not compared: a CRC32C taken over chunks that each end in their own
-CRC32C is the same whatever the chunks hold, so it shows nothing that theirs don't.
+Each object is then compared with what its writer recorded, by the checksum over its chunks'
+checksums: chunks that are whole but of another attempt, or written again since, show there.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from eagle3data.readers.dataset import Dataset
+from eagle3data.readers.overview import shard_objects
 from eagle3data.schema.errors import CorruptionError
 from eagle3data.schema.index import list_values
 from eagle3data.schema.manifest import Manifest
 from eagle3data.storage import layout
+from eagle3data.storage.shard import chunks_crc32c
 from eagle3data.validation.findings import Finding
 from eagle3data.validation.structure import layer_of
 from eagle3data.writers.statistics import LayerStatistics, layer_statistics
@@ -78,6 +80,27 @@ class _ShardCheck:
         for position in positions:
             for array in layout.array_names(self.manifest):
                 self.findings += self._sample(array, position)
+        if not self.findings:
+            self.findings += self._objects()
+
+    def _objects(self) -> Iterator[Finding]:
+        """Objects whose chunks are whole but are not those that the index part was written for."""
+        recorded = {
+            entry["path"]: entry.get("chunks_crc32c")
+            for entry in shard_objects(self.dataset, self.shard)
+        }
+        for array in layout.array_names(self.manifest):
+            path = layout.shard_object(array, self.shard)
+            reader = self.dataset.shard_reader(array, self.shard)
+            found = chunks_crc32c(reader.checksums[chunk] for chunk in sorted(reader.checksums))
+            if recorded.get(path) not in (found, None):
+                yield Finding(
+                    kind="object_changed",
+                    detail=f"{path} holds whole chunks, but not those that were committed.",
+                    shard=self.shard,
+                    layer=layer_of(array),
+                    advice=_REDO,
+                )
 
     def _sample(self, array: str, position: int) -> Iterator[Finding]:
         sample_id = str(self.dataset.index["sample_id"][position].as_py())

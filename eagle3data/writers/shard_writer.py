@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from eagle3data.schema.digest import crc32c, tokens_crc32c
+from eagle3data.schema.digest import tokens_crc32c
 from eagle3data.schema.errors import CorruptionError
 from eagle3data.schema.index import INDEX_SCHEMA, rows_digest
 from eagle3data.schema.manifest import Manifest
@@ -96,13 +96,15 @@ class ShardWriter:
 
     def _write_object(self, array: str) -> dict[str, Any]:
         codec = chunk_codec(self._manifest, array)
-        parts = encode_shard(codec, self._chunks(array, codec.shape, codec.dtype))
-        checksum = 0
-        for part in parts:
-            checksum = crc32c(part, checksum)
+        encoded = encode_shard(codec, self._chunks(array, codec.shape, codec.dtype))
         name = layout.shard_object(array, self.shard)
-        self._root.create(name, parts)
-        return {"path": name, "bytes": sum(len(part) for part in parts), "crc32c": checksum}
+        self._root.create(name, encoded.parts)
+        return {
+            "path": name,
+            "bytes": encoded.nbytes,
+            "crc32c": encoded.object_crc32c,
+            "chunks_crc32c": encoded.chunks_crc32c,
+        }
 
     def _chunks(
         self, array: str, shape: tuple[int, ...], dtype: np.dtype[Any]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import CONVERSATIONS, Command
+from tests.support import CONVERSATIONS, Command
 
 
 def _one_paragraph(stderr: str) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from eagle3data import open_dataset
-from tests.end_to_end.conftest import Command, eagle3data
+from tests.support import Command, eagle3data
 
 SMALL_SHARDS = ("--shard-tokens", "384")
 

@@ -13,8 +13,7 @@ from eagle3data import open_dataset
 from eagle3data.schema.errors import AlreadyExistsError, CorruptionError
 from eagle3data.storage import layout
 from eagle3data.storage.root import Root
-from tests.end_to_end.conftest import Command
-from tests.support import random_samples, same_sample, small_manifest, write_set
+from tests.support import Command, random_samples, same_sample, small_manifest, write_set
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import transformers
 import zarr
 
 from eagle3data import Dataset, Sample, open_dataset
-from tests.end_to_end.conftest import Command
+from tests.support import Command
 
 LAYERS = [2, 15, 27, 30]
 

@@ -86,7 +86,7 @@ class StoredSet:
                 row.update(self._statistics(row))
             for entry in facts["objects"]:
                 data = (self.folder / entry["path"]).read_bytes()
-                entry.update(bytes=len(data), crc32c=crc32c(data))
+                entry.update(bytes=len(data), crc32c=crc32c(data), chunks_crc32c=self._chunks(data))
             write_part(file, pa.Table.from_pylist(rows, schema=INDEX_SCHEMA), facts)
         self._gather()
 
@@ -98,6 +98,14 @@ class StoredSet:
 
     def _array(self, layer: int) -> Any:
         return zarr.open_array(self.folder / f"hidden_states/{layer}", mode="r+")
+
+    def _chunks(self, data: bytes) -> int:
+        """CRC32C over the last four bytes of every stored chunk, in chunk order."""
+        storage = self.manifest["storage"]
+        count = storage["shard_tokens"] // storage["chunk_tokens"]
+        index = np.frombuffer(data[-16 * count - 4 : -4], "<u8").reshape(count, 2)
+        ends = [int(offset + size) for offset, size in index if offset != 2**64 - 1]
+        return int(crc32c(b"".join(data[end - 4 : end] for end in ends)))
 
     def _statistics(self, row: Row) -> dict[str, list[float]]:
         start, stop = row["token_offset"], row["token_offset"] + row["length"]

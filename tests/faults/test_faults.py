@@ -269,6 +269,15 @@ def test_an_object_written_again_since(stored: StoredSet) -> None:
     ]
 
 
+def test_rows_moved_within_a_sample_since(stored: StoredSet) -> None:
+    """The same rows in another order keep every statistic and every chunk's own checksum."""
+    stored.put(15, VICTIM, np.roll(stored.states(15, VICTIM), 1, axis=0))
+    report = validate(str(stored.folder), "full")
+    assert [(f.kind, f.shard, f.layer) for f in report.findings] == [
+        ("object_changed", stored.row(VICTIM)["shard"], 15)
+    ]
+
+
 def edited(stored: StoredSet, edit: Any, shard: int = 0) -> Report:
     stored.edit_rows(edit, shard)
     return validate(str(stored.folder), "quick")

@@ -82,7 +82,7 @@ def test_both_ways_with_zarr_python(
     ]
     array = _zarr_array(folder, codec, len(present))
 
-    Root(str(folder)).create("c/0/0", encode_shard(codec, pieces))
+    Root(str(folder)).create("c/0/0", encode_shard(codec, pieces).parts)
     for number, piece in enumerate(pieces):
         read = array[number * rows : (number + 1) * rows]
         expected = np.full_like(read, FILL[codec.dtype.kind]) if piece is None else piece
@@ -111,7 +111,7 @@ def _is_fill(piece: npt.NDArray[Any]) -> bool:
 def stored(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, ChunkCodec]:
     codec = ChunkCodec(profile=request.param, dtype=np.dtype("<f2"), shape=(16, 8))
     pieces = [_values(codec, 16, seed) for seed in range(3)]
-    Root(str(tmp_path)).create("shard", encode_shard(codec, [*pieces, None]))
+    Root(str(tmp_path)).create("shard", encode_shard(codec, [*pieces, None]).parts)
     return tmp_path, codec
 
 
@@ -166,12 +166,19 @@ def test_missing_object_and_missing_chunk(stored: tuple[Path, ChunkCodec]) -> No
 
 def test_wrong_checksum_may_be_accepted_when_asked(tmp_path: Path) -> None:
     codec = ChunkCodec(profile=Codec.NONE, dtype=np.dtype("<f2"), shape=(16, 8))
-    Root(str(tmp_path)).create("shard", encode_shard(codec, [_values(codec, 16, 0)]))
+    Root(str(tmp_path)).create("shard", encode_shard(codec, [_values(codec, 16, 0)]).parts)
     damaged = bytearray((tmp_path / "shard").read_bytes())
     damaged[5] ^= 1
     (tmp_path / "shard").write_bytes(damaged)
     out = np.empty((16, 8), dtype=np.float16)
     _reader(tmp_path, "shard", codec, 1).read(range(1), out, "s", verify=False)
+
+
+def test_the_objects_own_crc_is_blind_where_the_chunks_one_sees() -> None:
+    codec = ChunkCodec(profile=Codec.NONE, dtype=np.dtype("<f2"), shape=(16, 8))
+    one, other = (encode_shard(codec, [_values(codec, 16, seed)]) for seed in (0, 1))
+    assert one.object_crc32c == other.object_crc32c
+    assert one.chunks_crc32c != other.chunks_crc32c
 
 
 def test_profile_warning_is_not_shown() -> None:
