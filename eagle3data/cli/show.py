@@ -81,11 +81,9 @@ def _print_tokens(
 
     words = [f"{token} " for token in input_ids]
     if model is not None:
-        from transformers import AutoTokenizer
+        from eagle3data.extractor.chat import load_tokenizer
 
-        from eagle3data.schema.target import model_folder
-
-        tokenizer = AutoTokenizer.from_pretrained(model_folder(model, revision))
+        tokenizer = load_tokenizer(model, revision=revision)
         words = [tokenizer.decode([token]) for token in input_ids]
     text = Text()
     for word, mask in zip(words, loss_mask, strict=True):

@@ -81,7 +81,7 @@ def describe_target(model: str, revision: str | None = None) -> tuple[TargetMode
         InputError: no config, or a config without layers, hidden size or vocabulary.
     """
     folder = model_folder(model, revision)
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     text = text_config(config)
     missing = [
         key
@@ -111,7 +111,7 @@ def describe_target(model: str, revision: str | None = None) -> tuple[TargetMode
 
 def checkpoint_dtype(model: str, revision: str | None = None) -> str:
     """The dtype that a checkpoint's config names (`bfloat16`, ...); float32 where it names none."""
-    config = _read_json(model_folder(model, revision) / "config.json")
+    config = read_json(model_folder(model, revision) / "config.json")
     for section in (config, text_config(config)):
         named = section.get("dtype") or section.get("torch_dtype")
         if isinstance(named, str) and named != "auto":
@@ -134,13 +134,18 @@ def describe_tokenizer(folder: Path) -> Tokenizer:
     if jinja.is_file():
         template = jinja.read_text()
     elif settings.is_file():
-        template = _read_json(settings).get("chat_template")
+        template = read_json(settings).get("chat_template")
     return Tokenizer(
         digest=digest, chat_template_digest=json_digest(template) if template else None
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        InputError: no such file, or something else in it.
+    """
     try:
         value = json.loads(path.read_text())
     except (OSError, ValueError) as error:

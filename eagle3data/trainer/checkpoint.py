@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from eagle3data.schema.errors import InputError, MismatchError
-from eagle3data.trainer.files import new_folder, read_json, write_json
+from eagle3data.schema.target import read_json
+from eagle3data.trainer.files import new_folder, write_json
 from eagle3data.trainer.saved import DESCRIPTION, SavedDraft, read_draft, write_draft
 
 POINTERS = "checkpoints.json"

@@ -14,8 +14,9 @@ from typing import Any
 
 from eagle3data.schema.errors import InputError
 from eagle3data.schema.layers import Numbering, from_canonical, to_canonical
+from eagle3data.schema.target import read_json
 from eagle3data.trainer.draft import DraftConfig
-from eagle3data.trainer.files import new_folder, read_json, write_json
+from eagle3data.trainer.files import new_folder, write_json
 from eagle3data.trainer.saved import DraftDescription, SavedDraft, draft_tensors, read_tensors
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"

@@ -53,21 +53,6 @@ def write_json(path: Path, value: Any) -> None:
         raise _unwritable(path, error) from None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        InputError: no such file, or something else in it.
-    """
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} can't be read as JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise InputError(f"{path} holds {type(value).__name__}, expected an object.")
-    return value
-
-
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:

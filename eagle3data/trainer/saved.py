@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from eagle3data.schema.errors import InputError
+from eagle3data.schema.target import read_json
 from eagle3data.trainer.draft import DraftConfig
-from eagle3data.trainer.files import read_json, write_json
+from eagle3data.trainer.files import write_json
 from eagle3data.trainer.vocab import VocabularyMap
 
 if TYPE_CHECKING:
