@@ -31,7 +31,7 @@ def progress(description: str, total: int, unit: str) -> Iterator[Progress]:
     else:
         lines = _Lines(description, total, unit)
         yield lines
-        lines.show()
+        lines.finish()
 
 
 def _bar(description: str, total: int, unit: str) -> Iterator[Progress]:
@@ -53,7 +53,7 @@ def _bar(description: str, total: int, unit: str) -> Iterator[Progress]:
             def advance(self, n: int, **fields: str) -> None:
                 bar.advance(task, n)
                 state = bar.tasks[0]
-                speed = f"{state.completed / max(state.elapsed or 0.0, 1e-9):,.0f}"
+                speed = _rate(state.completed / max(state.elapsed or 0.0, 1e-9))
                 extra = "  ".join(f"{key} {value}" for key, value in fields.items())
                 bar.update(task, speed=speed, extra=extra)
 
@@ -64,7 +64,7 @@ class _Lines:
     def __init__(self, description: str, total: int, unit: str) -> None:
         self._description, self._total, self._unit = description, total, unit
         self._begin = self._shown = time.monotonic()
-        self._done = 0
+        self._done, self._told = 0, -1
         self._fields: dict[str, str] = {}
 
     def advance(self, n: int, **fields: str) -> None:
@@ -73,15 +73,26 @@ class _Lines:
         if time.monotonic() - self._shown >= _SECONDS_BETWEEN_LINES:
             self.show()
 
+    def finish(self) -> None:
+        """Show the last state unless it was shown already."""
+        if self._done != self._told:
+            self.show()
+
     def show(self) -> None:
+        """Print a line."""
+        self._told = self._done
         self._shown = time.monotonic()
         speed = self._done / max(self._shown - self._begin, 1e-9)
         left = duration((self._total - self._done) / speed) if speed else "unknown"
         extra = "".join(f", {key} {value}" for key, value in self._fields.items())
         err.print(
             f"{self._description}: {self._done:,} of {self._total:,} {self._unit}, "
-            f"{speed:,.0f} {self._unit}/s, {left} left{extra}"
+            f"{_rate(speed)} {self._unit}/s, {left} left{extra}"
         )
+
+
+def _rate(per_second: float) -> str:
+    return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.2g}"
 
 
 def print_json(value: Any) -> None:

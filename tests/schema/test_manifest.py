@@ -73,6 +73,8 @@ def test_differences_name_the_field(manifest: Manifest) -> None:
 
 def test_schema_is_json_schema() -> None:
     schema = json.loads(manifest_json_schema())
+    shipped = Path(__file__).parents[2] / "docs" / "manifest.schema.json"
+    assert shipped.read_text() == manifest_json_schema()
     assert schema["additionalProperties"] is False
     assert set(schema["required"]) == {"target", "tokenizer", "capture", "storage"}
 
