@@ -5,10 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support import CONVERSATIONS, Command, eagle3data
+
+if TYPE_CHECKING:
+    from _pytest.terminal import TerminalReporter
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -47,3 +51,9 @@ def states(smollm2: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactor
     done = eagle3data("extract", prompts, "--model", smollm2, "--out", url)
     assert done.returncode == 0, done.stderr
     return str(url)
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """A skipped test proves nothing: say so, with its reason."""
+    for report in terminalreporter.stats.get("skipped", []):
+        terminalreporter.write_line(f"NOT PROVEN: {report.nodeid}: {report.longrepr[2]}")

@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-torch = pytest.importorskip("torch")
-
-from eagle3data.cli.main import app  # noqa: E402
-from eagle3data.trainer.export import load_exported  # noqa: E402
-from eagle3data.trainer.loop import Run  # noqa: E402
-from tests.trainer import small  # noqa: E402
+from eagle3data.cli.main import app
+from eagle3data.trainer.export import load_exported
+from eagle3data.trainer.loop import Run
+from tests.trainer import small
 
 SETTINGS = [
     "data.token_budget=40",

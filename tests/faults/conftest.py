@@ -23,8 +23,9 @@ AXIS = TokenAxis(shard_tokens=1024, chunk_tokens=16)
 @pytest.fixture(scope="session")
 def captured(smollm2: Path) -> list[dict[str, Any]]:
     """Ids, mask, states of more layers than a set keeps, and witness of each conversation."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2)
     model = transformers.AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.bfloat16).eval()
     samples = []

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from eagle3data.schema.errors import InputError  # noqa: E402
-from eagle3data.storage.model_weights import (  # noqa: E402
+from eagle3data.schema.errors import InputError
+from eagle3data.storage.model_weights import (
     UnknownHeadError,
     load_embeddings,
     load_head,

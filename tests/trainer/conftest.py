@@ -9,7 +9,8 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="package")
 def one_thread() -> Iterator[None]:
-    torch = pytest.importorskip("torch")
+    import torch
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from eagle3data.schema.errors import InputError, LayerError  # noqa: E402
-from eagle3data.trainer.export import ExportFormat, export_draft, load_exported  # noqa: E402
-from eagle3data.trainer.saved import DraftDescription, SavedDraft  # noqa: E402
-from eagle3data.trainer.vocab import VocabularyMap  # noqa: E402
-from tests.trainer import small  # noqa: E402
+from eagle3data.schema.errors import InputError, LayerError
+from eagle3data.trainer.export import ExportFormat, export_draft, load_exported
+from eagle3data.trainer.saved import DraftDescription, SavedDraft
+from eagle3data.trainer.vocab import VocabularyMap
+from tests.trainer import small
 
 
 def saved(aux_layers: list[int] | None = None, **changes: Any) -> SavedDraft:
@@ -107,7 +106,8 @@ def test_the_published_layout(tmp_path: Path) -> None:
 
 
 def test_transformers_reads_the_config(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     rope = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}
     export_draft(saved(rope_parameters=rope), tmp_path / "out", ExportFormat.VLLM)
     config = transformers.AutoConfig.from_pretrained(tmp_path / "out")

@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from eagle3data.schema.errors import InputError, LayerError, MismatchError  # noqa: E402
-from eagle3data.trainer import loop  # noqa: E402
-from eagle3data.trainer.checkpoint import load_last  # noqa: E402
-from eagle3data.trainer.config import OptimizerSection, TrainConfig, load_config  # noqa: E402
-from eagle3data.trainer.inputs import gather  # noqa: E402
-from eagle3data.trainer.loop import NonFiniteError, Outcome, Run, learning_rate, train  # noqa: E402
-from eagle3data.trainer.loss import LOSSES  # noqa: E402
-from tests.trainer import small  # noqa: E402
+from eagle3data.schema.errors import InputError, LayerError, MismatchError
+from eagle3data.trainer import loop
+from eagle3data.trainer.checkpoint import load_last
+from eagle3data.trainer.config import OptimizerSection, TrainConfig, load_config
+from eagle3data.trainer.inputs import gather
+from eagle3data.trainer.loop import NonFiniteError, Outcome, Run, learning_rate, train
+from eagle3data.trainer.loss import LOSSES
+from tests.trainer import small
 
 SETTINGS = [
     "data.token_budget=40",

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from eagle3data.trainer.shift import MaskAlignment, ShiftedStep, shift  # noqa: E402
+from eagle3data.trainer.shift import MaskAlignment, ShiftedStep, shift
 
 # Two documents of five and three tokens, then two rows of padding.
 IDS = [10, 11, 12, 13, 14, 20, 21, 22, 0, 0]

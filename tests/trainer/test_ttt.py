@@ -6,14 +6,13 @@ import itertools
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from eagle3data.readers.batch import Batch  # noqa: E402
-from eagle3data.trainer.draft import Draft  # noqa: E402
-from eagle3data.trainer.shift import MaskAlignment  # noqa: E402
-from eagle3data.trainer.ttt import shifted_steps, unroll  # noqa: E402
-from tests.trainer import small  # noqa: E402
+from eagle3data.readers.batch import Batch
+from eagle3data.trainer.draft import Draft
+from eagle3data.trainer.shift import MaskAlignment
+from eagle3data.trainer.ttt import shifted_steps, unroll
+from tests.trainer import small
 
 STEPS = 4
 
@@ -186,7 +185,6 @@ def test_parameter_names_are_the_published_ones() -> None:
     ],
 )
 def test_scaled_rotary_is_transformers_own(parameters: dict[str, Any]) -> None:
-    pytest.importorskip("transformers")
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 

@@ -6,18 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor  # noqa: E402
-
-from eagle3data.storage.model_weights import TargetHead  # noqa: E402
-from eagle3data.validation import next_token, witness  # noqa: E402
-from eagle3data.validation.layer_profile import misplaced  # noqa: E402
-from eagle3data.validation.owners import find_owner  # noqa: E402
-from eagle3data.validation.significance import log_threshold  # noqa: E402
-from eagle3data.validation.token_identity import Sequences  # noqa: E402
-from tests.validation.synthetic import VOCABULARY, WIDTH, texts  # noqa: E402
+from eagle3data.storage.model_weights import TargetHead
+from eagle3data.validation import next_token, witness
+from eagle3data.validation.layer_profile import misplaced
+from eagle3data.validation.owners import find_owner
+from eagle3data.validation.significance import log_threshold
+from eagle3data.validation.token_identity import Sequences
+from tests.validation.synthetic import VOCABULARY, WIDTH, texts
 
 ALPHA = log_threshold(1000)
 

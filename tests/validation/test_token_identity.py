@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from eagle3data.validation.significance import log_threshold  # noqa: E402
-from eagle3data.validation.token_identity import Sequences, frequent_tokens  # noqa: E402
-from tests.validation.synthetic import judged, states_of, texts  # noqa: E402
+from eagle3data.validation.significance import log_threshold
+from eagle3data.validation.token_identity import Sequences, frequent_tokens
+from tests.validation.synthetic import judged, states_of, texts
 
 ALPHA = log_threshold(1000)
 
