@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
@@ -106,7 +107,7 @@ def _how_to_continue(url: str) -> str:
 def _range(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
-    first, colon, stop = text.partition(":")
-    if not (colon and first.isdigit() and stop.isdigit()):
+    numbers = re.fullmatch(r"([0-9]+):([0-9]+)", text)
+    if numbers is None:
         raise InputError(f"--shards {text}: expected two numbers A:B, for example 0:8.")
-    return int(first), int(stop)
+    return int(numbers[1]), int(numbers[2])

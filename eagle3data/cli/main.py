@@ -59,6 +59,8 @@ def reported(command: Callable[..., None]) -> Callable[..., None]:
                 f"with: pip install 'eagle3data[{_EXTRA_OF[package]}]'",
                 2,
             )
+        except OSError as error:
+            _stop(f"error: {error}", 2)
         except KeyboardInterrupt:
             _stop("interrupted.", 130)
 

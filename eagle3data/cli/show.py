@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def show(
     url: o.Url,
-    sample: Annotated[str, typer.Argument(help="A sample id, or a position such as 0 or -1.")],
+    sample: Annotated[str, typer.Argument(help="A sample id, or its position, from 0.")],
     model: Annotated[
         str | None,
         typer.Option(help="Hugging Face folder or id, to print tokens as text instead of ids."),
@@ -66,8 +67,8 @@ def _position(dataset: Dataset, sample: str) -> int:
         return dataset.position(sample)
     except KeyError:
         pass
-    if sample.lstrip("-").isdigit() and -len(dataset) <= int(sample) < len(dataset):
-        return int(sample) % len(dataset)
+    if re.fullmatch("[0-9]+", sample) and int(sample) < len(dataset):
+        return int(sample)
     raise InputError(
         f"{dataset.url} has no sample {sample!r}: expected a sample id, or a position from 0 to "
         f"{len(dataset) - 1}."

@@ -17,7 +17,7 @@ import pyarrow as pa
 from eagle3data.extractor.chat import ChatEncoder, context_length
 from eagle3data.extractor.messages import RowError, row_messages
 from eagle3data.extractor.prompts import prompts_metadata, prompts_writer
-from eagle3data.extractor.sources import RejectsFile, SourceRow, read_rows, scalars
+from eagle3data.extractor.sources import RejectsFile, SourceRow, output_file, read_rows, scalars
 from eagle3data.schema.digest import sample_digest
 from eagle3data.schema.errors import InputError
 from eagle3data.schema.index import PROMPTS_SCHEMA
@@ -100,6 +100,7 @@ def prepare(
             `options.strict` is set.
     """
     options = options or PrepareOptions()
+    out = output_file(out, sources)
     converter = _Converter(model, options)
     rejects = RejectsFile.beside(out)
     report = PrepareReport(

@@ -13,7 +13,7 @@ from typing import Any
 from eagle3data.extractor.chat import ChatEncoder, context_length
 from eagle3data.extractor.generate import TargetGenerator
 from eagle3data.extractor.messages import Message, RowError, normalise_messages, row_messages
-from eagle3data.extractor.sources import RejectsFile, read_rows, scalars
+from eagle3data.extractor.sources import RejectsFile, output_file, read_rows, scalars
 from eagle3data.schema.errors import InputError, MismatchError
 
 _WINDOW_BATCHES = 2
@@ -99,8 +99,8 @@ def regenerate(
         model, revision=options.revision, trust_remote_code=options.trust_remote_code
     )
     limit = context_length(model, options.revision)
-    target = Path(out)
-    rejects = RejectsFile.beside(out)
+    target = output_file(out, sources)
+    rejects = RejectsFile.beside(target)
     report = RegenerateReport(conversations=str(out), rejects=str(rejects.path))
     asked = _read(sources, rejects, encoder, limit, options.max_new_tokens)
     report.rows = len(asked) + len(rejects.reasons)

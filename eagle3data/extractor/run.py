@@ -124,13 +124,15 @@ def extract(
         create_data_set(root, plan.manifest, plan.shards)
         write_plan(root, 0, plan.table, plan.facts)
         missing = _missing_shards(root, plan, options.shards)
-        on_start(sum(plan.tokens_of(shard) for shard in missing), len(missing))
         if missing:
             _require_space(root, plan, missing)
+        on_start(sum(plan.tokens_of(shard) for shard in missing), len(missing))
+        if missing:
             engine = _load_engine(model, plan, options)
             for shard in missing:
                 _extract_shard(root, plan, prompts, engine, shard, on_tokens)
-        if missing or not root.exists(layout.ALL_PARTS):
+        gathered = layout.read_gathered(root)
+        if gathered is None or set(gathered[1]) != set(layout.committed_shards(root)):
             consolidate_index(root)
     return ExtractReport(
         shards=plan.shards,
@@ -203,8 +205,8 @@ def _require_space(root: Root, plan: Plan, missing: list[int]) -> None:
     needed = round(plan.sizes.stored_bytes(plan.manifest.storage.codec) * share * _SPACE_FACTOR)
     if free is not None and free < needed:
         raise SpaceError(
-            f"{root.url} has {free / 1e9:,.1f} GB free; the {len(missing)} shards to write take "
-            f"about {needed / 1e9:,.1f} GB. Nothing was extracted: free some space, choose another "
+            f"{root.url} has {free / 1e6:,.0f} MB free; the {len(missing)} shards to write take "
+            f"about {needed / 1e6:,.0f} MB. Nothing was extracted: free some space, choose another "
             "--out or a compressing --codec."
         )
 

@@ -111,6 +111,29 @@ class RejectsFile:
         write_text(self.path, "".join(self._lines))
 
 
+def output_file(out: str | Path, sources: Sequence[str]) -> Path:
+    """The local path of an output, once it is sure that writing it destroys no source.
+
+    Raises:
+        InputError: a URL, a folder, no name, or (with its rejects file) one of the sources.
+    """
+    if not str(out):
+        raise InputError("--out is empty; name the file to write.")
+    if "://" in str(out):
+        raise InputError(f"--out {out}: this file is written locally; name a path, not a URL.")
+    path = Path(out).expanduser()
+    if path.is_dir():
+        raise InputError(f"--out {out} is a folder; name the file to write in it.")
+    for source in sources:
+        for written in (path, RejectsFile.beside(path).path):
+            if Path(source).expanduser().resolve() == written.resolve():
+                raise InputError(
+                    f"{source} is a source and would be overwritten by {written}. Choose another "
+                    "--out."
+                )
+    return path
+
+
 def write_text(path: Path, text: str) -> None:
     """Replace a file in one step.
 
@@ -142,6 +165,13 @@ def _json_rows(source: str, file: IO[bytes]) -> Iterator[SourceRow]:
     for number, line in enumerate(file, start=1):
         if not line.strip():
             continue
+        if number == 1 and line.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK")):
+            raise InputError(f"{source} is compressed; unpack it first.")
+        if number == 1 and line.strip() == b"{":
+            raise InputError(
+                f"{source} is JSON over several lines, expected one object a line: "
+                f"jq -c . {source} > rows.jsonl"
+            )
         if number == 1 and line.lstrip().startswith(b"["):
             raise InputError(
                 f"{source} holds one JSON array, expected one object a line: "
@@ -158,6 +188,10 @@ def _json_object(line: bytes) -> tuple[dict[str, Any] | None, str]:
         return None, "not UTF-8 text"
     except (ValueError, RecursionError) as error:
         return None, f"no JSON: {error}"
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return None, "not Unicode text: half of a surrogate pair stands alone"
     if not isinstance(value, dict):
         return None, f"a JSON {type(value).__name__}, expected an object"
     return value, ""

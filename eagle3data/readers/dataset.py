@@ -208,12 +208,10 @@ def read_index(root: Root) -> tuple[pa.Table, dict[int, str]]:
     committed = layout.committed_shards(root)
     tables: list[pa.Table] = []
     parts: dict[int, str] = {}
-    if root.exists(layout.ALL_PARTS):
-        table, facts = layout.read_table(root, layout.ALL_PARTS)
-        held = {int(shard): rows for shard, rows in facts.get("parts", {}).items()}
-        if set(held) <= set(committed):
-            tables.append(_checked(table, root, layout.ALL_PARTS))
-            parts.update(held)
+    gathered = layout.read_gathered(root)
+    if gathered is not None and set(gathered[1]) <= set(committed):
+        tables.append(_checked(gathered[0], root, layout.ALL_PARTS))
+        parts.update(gathered[1])
     for shard in committed:
         if shard in parts:
             continue

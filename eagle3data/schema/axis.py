@@ -108,9 +108,11 @@ def choose_axis(
         if unused <= MAX_UNUSED_SHARE * total:
             chunk = candidate
             break
-    wanted = shard_tokens or min(TARGET_OBJECT_BYTES // row_bytes, -(-total // MIN_SHARDS))
     longest = max(lengths)
-    if shard_tokens and shard_tokens < longest:
+    wanted = min(TARGET_OBJECT_BYTES // row_bytes, -(-total // MIN_SHARDS))
+    if shard_tokens is not None:
+        wanted = shard_tokens
+    if wanted < longest and shard_tokens is not None:
         raise InputError(
             f"--shard-tokens {shard_tokens} is less than the longest sample, {longest} tokens."
         )

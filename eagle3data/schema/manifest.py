@@ -7,6 +7,7 @@ shard. Strict: an unknown key is an error, unless a newer minor version wrote it
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
@@ -231,7 +232,7 @@ class Manifest(_Strict):
             raise ManifestError(f"{where} holds no eagle3data manifest; is it an eagle3data set?")
         version = str(value.get("version", ""))
         major, _, minor = version.partition(".")
-        if not (major.isdigit() and minor.isdigit()):
+        if not re.fullmatch(r"[0-9]+\.[0-9]+", version):
             raise ManifestError(f"{where}: the manifest's version is {version!r}, expected '1.0'.")
         if int(major) > MAJOR:
             raise ManifestError(

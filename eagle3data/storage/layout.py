@@ -11,6 +11,7 @@ ledger/<shard>-<n>.json       what was tried and failed
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,6 +32,11 @@ _FACTS = b"eagle3data"
 def states_array(layer: int) -> str:
     """Array of one captured layer."""
     return f"hidden_states/{layer}"
+
+
+def layer_of(array: str) -> int | None:
+    """The layer whose states an array holds; None for ids and masks."""
+    return int(array.rsplit("/", 1)[1]) if array.startswith("hidden_states/") else None
 
 
 def array_names(manifest: Manifest) -> list[str]:
@@ -60,8 +66,11 @@ def plan_segment(segment: int) -> str:
 
 def committed_shards(root: Root) -> list[int]:
     """Shards whose index part exists, ascending."""
-    stems = [name.removesuffix(".arrow") for name in root.names("index")]
-    return [int(stem) for stem in stems if stem.isdigit()]
+    return [
+        int(name.removesuffix(".arrow"))
+        for name in root.names("index")
+        if re.fullmatch(r"[0-9]{8,}\.arrow", name)
+    ]
 
 
 def read_manifest(root: Root) -> Manifest:
@@ -71,13 +80,22 @@ def read_manifest(root: Root) -> Manifest:
         InputError: nothing is there.
         ManifestError: something else is there, or a manifest that this version can't read.
     """
+    root.require_reachable()
     try:
         group = json.loads(root.read(GROUP))
-    except FileNotFoundError:
-        raise InputError(f"{root.url} holds no data set: it has no zarr.json.") from None
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise InputError(
+            f"{root.url} holds no data set: there is no zarr.json below it. Expected the URL that "
+            "`extract --out` was given."
+        ) from None
     except ValueError as error:
-        raise ManifestError(f"{root.url}/zarr.json is not JSON: {error}") from None
-    attributes = group.get("attributes", {}) if isinstance(group, dict) else {}
+        raise ManifestError(
+            f"{root.url}/zarr.json is not JSON ({error}). Put back a copy; the manifest can't be "
+            "made again from the shards."
+        ) from None
+    attributes = group.get("attributes") if isinstance(group, dict) else None
+    if not isinstance(attributes, dict):
+        attributes = {}
     return Manifest.from_json(attributes.get("eagle3data"), root.url)
 
 
@@ -107,9 +125,27 @@ def read_table(root: Root, name: str) -> tuple[pa.Table, dict[str, Any]]:
         raise CorruptionError("object_missing", f"{name} is gone", url=root.url) from None
     except (pa.ArrowInvalid, OSError, ValueError) as error:
         raise CorruptionError(
-            "index_corrupt", f"{name} is not a whole Arrow file: {error}", url=root.url
+            "index_corrupt",
+            f"{name} is not a whole Arrow file ({error}); `eagle3data validate` says what to do",
+            url=root.url,
         ) from None
     return table, facts
+
+
+def read_gathered(root: Root) -> tuple[pa.Table, dict[int, str]] | None:
+    """`index/all.arrow` and the digests of the parts it was gathered from.
+
+    None where there is none, or where it is damaged or something else: all it holds is in the
+    parts, so it is no loss (`validate` reports it).
+    """
+    if not root.exists(ALL_PARTS):
+        return None
+    try:
+        table, facts = read_table(root, ALL_PARTS)
+    except CorruptionError:
+        return None
+    parts = {int(shard): str(rows) for shard, rows in facts.get("parts", {}).items()}
+    return (table, parts) if parts else None
 
 
 def read_plan(root: Root) -> pa.Table:

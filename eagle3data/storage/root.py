@@ -154,24 +154,9 @@ class Root:
         if not self.is_local:
             yield
             return
-        path = Path(self.join(_WRITE_LOCK))
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
-        except OSError as error:
-            raise self._unwritable(error) from None
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InputError(
-                    f"another process is writing {self.url}. Wait for it, or stop it; what it "
-                    "committed stays."
-                ) from None
+        with exclusive_lock(Path(self.join(_WRITE_LOCK)), self.url):
             shutil.rmtree(self.join(_TEMPORARY), ignore_errors=True)
             yield
-        finally:
-            os.close(descriptor)
 
     @contextmanager
     def _local_temporary(self, name: str, parts: Sequence[Buffer]) -> Iterator[str]:
@@ -185,7 +170,7 @@ class Root:
                 os.fsync(file.fileno())
             yield temporary
         except OSError as error:
-            raise self._unwritable(error) from None
+            raise unwritable(self.url, error) from None
         finally:
             if os.path.exists(temporary):
                 os.unlink(temporary)
@@ -197,13 +182,69 @@ class Root:
         finally:
             os.close(descriptor)
 
-    def _unwritable(self, error: OSError) -> Exception:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return SpaceError(
-                f"no space left at {self.url} ({error.strerror}). What is committed stays whole: "
-                "free some space, or move the set, and run the same command again to continue."
-            )
-        return InputError(f"{self.url} can't be written: {error.strerror or error}.")
+    def require_reachable(self) -> None:
+        """Ask the store for the root once, so that a store that can't be reached says so.
+
+        Raises:
+            InputError: no such bucket, no credentials, no connection, no permission.
+        """
+        try:
+            self.fs.exists(self.path)
+        except _store_errors(self.fs) as error:
+            raise InputError(f"{self.url} can't be reached: {error}") from None
+
+
+def _store_errors(fs: Any) -> tuple[type[Exception], ...]:
+    """What a file system raises when its store can't be reached."""
+    protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
+    if protocols & {"s3", "s3a"}:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        return OSError, BotoCoreError, ClientError
+    if protocols & {"http", "https"}:
+        from aiohttp import ClientError as HttpError
+
+        return OSError, HttpError
+    return (OSError,)
+
+
+@contextmanager
+def exclusive_lock(path: Path, what: str) -> Iterator[None]:
+    """Hold a lock file; the kernel drops the lock with the process, so none is left behind.
+
+    Args:
+        path: made if it is not there; its folder too.
+        what: named in the error.
+
+    Raises:
+        InputError: another process holds it, or it can't be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+    except OSError as error:
+        raise unwritable(what, error) from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"another process is writing {what}. Wait for it, or stop it; what it committed "
+                "stays."
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def unwritable(what: object, error: OSError) -> SpaceError | InputError:
+    """The error for a place that could not be written: full, or something else."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return SpaceError(
+            f"no space left at {what} ({error.strerror}). What is committed stays whole: free some "
+            "space, or move it, and run the same command again to continue."
+        )
+    return InputError(f"{what} can't be written: {error.strerror or error}.")
 
 
 def _pread(descriptor: int, start: int, length: int) -> bytes:
@@ -217,9 +258,3 @@ def _pread(descriptor: int, start: int, length: int) -> bytes:
             return piece
         data += piece
     return bytes(data)
-
-
-def local_path(url: Any) -> Path | None:
-    """The folder of a local URL, or None."""
-    root = Root(str(url))
-    return Path(root.path) if root.is_local else None

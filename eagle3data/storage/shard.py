@@ -107,7 +107,7 @@ class ShardReader:
         if size is None:
             raise self._corrupt("object_missing", f"{name} is not there")
         tail = index_bytes(chunks)
-        data = root.read_range(name, size - tail, size) if size >= tail else b""
+        data = self._bytes(size - tail, size) if size >= tail else b""
         if len(data) != tail:
             raise self._corrupt(
                 "object_truncated", f"{name} has {size} bytes, its index alone takes {tail}"
@@ -150,7 +150,7 @@ class ShardReader:
                 )
         start = int(entries[:, 0].min())
         stop = int(entries.sum(axis=1).max())
-        data = memoryview(self._root.read_range(self._name, start, stop))
+        data = memoryview(self._bytes(start, stop))
         if len(data) != stop - start:
             raise self._corrupt("object_truncated", "the object ended while it was read")
         rows = self._codec.shape[0]
@@ -163,6 +163,12 @@ class ShardReader:
                 )
             except ChunkError as error:
                 raise self._corrupt("chunk_corrupt", str(error), number, sample_id) from None
+
+    def _bytes(self, start: int, stop: int) -> bytes:
+        try:
+            return self._root.read_range(self._name, start, stop)
+        except OSError as error:
+            raise self._corrupt("object_unreadable", f"{self._name}: {error}") from None
 
     def _corrupt(
         self, kind: str, message: str, chunk: int | None = None, sample_id: str | None = None

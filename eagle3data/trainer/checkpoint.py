@@ -7,6 +7,8 @@ moves, so a kill at any moment leaves the checkpoint before it.
 
 from __future__ import annotations
 
+import io
+import pickle
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,10 +94,9 @@ def save(out: Path, checkpoint: Checkpoint, *, best: bool) -> Path:
         shutil.rmtree(folder, ignore_errors=True)  # named, but its pointer was never written
         with new_folder(folder) as partial:
             write_draft(partial, checkpoint.draft)
-            torch.save(
-                {"optimizer": checkpoint.optimizer, "random": checkpoint.random},
-                partial / _OPTIMIZER,
-            )
+            tensors = io.BytesIO()
+            torch.save({"optimizer": checkpoint.optimizer, "random": checkpoint.random}, tensors)
+            (partial / _OPTIMIZER).write_bytes(tensors.getbuffer())
             state = {
                 "version": _VERSION,
                 "step": checkpoint.step,
@@ -129,16 +130,23 @@ def load_last(out: Path) -> Checkpoint | None:
         raise InputError(
             f"{folder} is a checkpoint of version {state.get('version')}, expected {_VERSION}."
         )
-    tensors = torch.load(folder / _OPTIMIZER, map_location="cpu", weights_only=True)
-    return Checkpoint(
-        step=state["step"],
-        draft=read_draft(folder),
-        optimizer=tensors["optimizer"],
-        random=tensors["random"],
-        loader=state["loader"],
-        identity=state["identity"],
-        history=state["history"],
-    )
+    draft = read_draft(folder)
+    try:
+        tensors = torch.load(folder / _OPTIMIZER, map_location="cpu", weights_only=True)
+        return Checkpoint(
+            step=state["step"],
+            draft=draft,
+            optimizer=tensors["optimizer"],
+            random=tensors["random"],
+            loader=state["loader"],
+            identity=state["identity"],
+            history=state["history"],
+        )
+    except (OSError, EOFError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
+        raise InputError(
+            f"{folder} is a damaged checkpoint ({type(error).__name__}: {error}). Put back a copy "
+            "of it, or train again into another --out."
+        ) from None
 
 
 def find_draft(path: Path) -> Path:

@@ -106,7 +106,7 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
     if path is not None:
         try:
             values = yaml.safe_load(Path(path).read_text()) or {}
-        except (OSError, yaml.YAMLError) as error:
+        except (OSError, ValueError, yaml.YAMLError) as error:
             raise InputError(f"{path} can't be read as YAML: {error}") from None
     where = str(path) if path is not None else "the configuration"
     if not isinstance(values, dict):

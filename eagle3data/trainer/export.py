@@ -51,7 +51,7 @@ def export_draft(draft: SavedDraft, out: Path, form: ExportFormat) -> None:
         LayerError: the engine has no id for one of the aux layers.
     """
     import torch
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     if form is ExportFormat.SGLANG and draft.description.config.norm_before_residual:
         raise InputError(
@@ -65,7 +65,7 @@ def export_draft(draft: SavedDraft, out: Path, form: ExportFormat) -> None:
     }
     with new_folder(out) as folder:
         write_json(folder / _CONFIG, config)
-        save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
+        (folder / _WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
 
 
 def engine_config(description: DraftDescription, form: ExportFormat) -> dict[str, Any]:

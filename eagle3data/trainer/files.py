@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -11,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from eagle3data.schema.errors import InputError, SpaceError
+from eagle3data.schema.errors import InputError
+from eagle3data.storage.root import unwritable
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         temporary.rename(path)
         _sync(path.parent)
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise unwritable(path, error) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -50,7 +50,7 @@ def write_json(path: Path, value: Any) -> None:
         temporary.replace(path)
         _sync(path.parent)
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise unwritable(path, error) from None
 
 
 def _sync(path: Path) -> None:
@@ -59,12 +59,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _unwritable(path: Path, error: OSError) -> Exception:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return SpaceError(
-            f"no space left to write {path} ({error.strerror}). What was there before is whole; "
-            "free some space and run the same command again."
-        )
-    return InputError(f"{path} can't be written: {error.strerror or error}.")

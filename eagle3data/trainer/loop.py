@@ -19,6 +19,7 @@ import torch
 
 from eagle3data.readers.batch import Batch
 from eagle3data.schema.errors import Eagle3DataError
+from eagle3data.storage.root import exclusive_lock
 from eagle3data.trainer import checkpoint
 from eagle3data.trainer.checkpoint import Checkpoint
 from eagle3data.trainer.config import OptimizerSection, TrainConfig
@@ -31,6 +32,7 @@ from eagle3data.trainer.records import MetricsFile
 from eagle3data.trainer.ttt import kept_counts, shifted_steps, teach_pack, unroll
 
 SUMMARY = "summary.json"
+LOCK = "writer.lock"
 Record = dict[str, Any]
 
 
@@ -76,8 +78,8 @@ def train(
         NonFiniteError: the loss or a gradient is not finite; names step and samples.
     """
     run = Run(gather(url, model, config, revision), Path(out), report)
-    run.start_or_resume()
-    with Interruption() as interruption:
+    with exclusive_lock(Path(out) / LOCK, str(out)), Interruption() as interruption:
+        run.start_or_resume()
         while run.step < run.total_steps and not interruption.requested:
             for packs in groups(run.inputs.loader, config.train.accumulation):
                 run.train_step(packs)
@@ -88,7 +90,7 @@ def train(
                     run.save(best=best)
                 if stopping:
                     break
-    return Outcome(summary=run.summarise(), interrupted=run.step < run.total_steps)
+        return Outcome(summary=run.summarise(), interrupted=run.step < run.total_steps)
 
 
 class Run:

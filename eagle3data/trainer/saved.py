@@ -57,9 +57,10 @@ class SavedDraft:
 
 def write_draft(folder: Path, draft: SavedDraft) -> None:
     """Write a draft's two files into an existing folder."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
-    save_file(draft_tensors(draft), folder / WEIGHTS)
+    # Bytes first: safetensors' own writer has an error of its own for a full disk.
+    (folder / WEIGHTS).write_bytes(save(draft_tensors(draft)))
     write_json(folder / DESCRIPTION, draft.description.model_dump(mode="json"))
 
 
@@ -72,7 +73,10 @@ def read_draft(folder: Path) -> SavedDraft:
     try:
         description = DraftDescription.model_validate(read_json(folder / DESCRIPTION))
     except ValidationError as error:
-        raise InputError(f"{folder / DESCRIPTION} describes no draft: {error}") from None
+        wrong = "; ".join(".".join(map(str, item["loc"])) for item in error.errors())
+        raise InputError(
+            f"{folder / DESCRIPTION} describes no draft (missing or wrong: {wrong})."
+        ) from None
     parameters, vocabulary = read_tensors(folder / WEIGHTS)
     return SavedDraft(description=description, parameters=parameters, vocabulary=vocabulary)
 

@@ -19,14 +19,11 @@ from eagle3data.schema.index import list_values
 from eagle3data.schema.manifest import Manifest
 from eagle3data.storage import layout
 from eagle3data.storage.shard import chunks_crc32c
-from eagle3data.validation.findings import Finding
-from eagle3data.validation.structure import layer_of
+from eagle3data.validation.findings import REPAIR, Finding
 from eagle3data.writers.statistics import LayerStatistics, layer_statistics
 
 RELATIVE_ERROR = 1e-3
 """Statistics are sums in another order at most: they agree far closer than this."""
-
-_REDO = "Remove the shard's index part and objects, then run `extract` again."
 
 
 @dataclass(kw_only=True)
@@ -99,13 +96,13 @@ class _ShardCheck:
                     kind="object_changed",
                     detail=f"{path} holds whole chunks, but not those that were committed.",
                     shard=self.shard,
-                    layer=layer_of(array),
-                    advice=_REDO,
+                    layer=layout.layer_of(array),
+                    advice=REPAIR,
                 )
 
     def _sample(self, array: str, position: int) -> Iterator[Finding]:
         sample_id = str(self.dataset.index["sample_id"][position].as_py())
-        layer = layer_of(array)
+        layer = layout.layer_of(array)
         try:
             values = self.dataset.read_array(array, position)
             self.bytes_read += values.nbytes
@@ -116,7 +113,7 @@ class _ShardCheck:
                 sample_id=sample_id,
                 shard=self.shard,
                 layer=layer,
-                advice=_REDO,
+                advice=REPAIR,
             )
             return
         if layer is None:
@@ -131,7 +128,7 @@ class _ShardCheck:
                 sample_id=sample_id,
                 shard=self.shard,
                 layer=layer,
-                advice=_REDO,
+                advice=REPAIR,
             )
 
     def _tokens(
@@ -150,7 +147,7 @@ class _ShardCheck:
             sample_id=sample_id,
             shard=self.shard,
             token_range=(first, max(len(stored), len(listed))),
-            advice=_REDO,
+            advice=REPAIR,
         )
 
     def _stated(self, position: int, layer: int) -> LayerStatistics | None:

@@ -26,6 +26,10 @@ class Level(StrEnum):
         return self in (Level.SEMANTIC, Level.ALL)
 
 
+REPAIR = "Remove the shard's index part and objects, then run `extract` again."
+"""Advice for a shard that has to be done again."""
+
+
 class Severity(StrEnum):
     """An error makes the set faulty; a warning is legal but has gone wrong for others."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,11 +15,10 @@ from eagle3data.schema.manifest import Manifest
 from eagle3data.schema.target import describe_target
 from eagle3data.storage import layout
 from eagle3data.storage.root import Root
-from eagle3data.validation.findings import Finding, Severity
+from eagle3data.validation.array_metadata import check_array_metadata
+from eagle3data.validation.findings import REPAIR, Finding, Severity
 from eagle3data.validation.index_rows import check_rows
-from eagle3data.writers.data_set import read_ledger
-
-_REPAIR = "Remove the shard's index part and objects, then run `extract` again."
+from eagle3data.validation.plan_rows import check_plan
 
 
 @dataclass(kw_only=True)
@@ -47,11 +45,6 @@ class Structure:
         return pa.concat_tables([INDEX_SCHEMA.empty_table(), *self.parts.values()])
 
 
-def layer_of(array: str) -> int | None:
-    """The layer whose states an array holds; None for ids and masks."""
-    return int(array.rsplit("/", 1)[1]) if array.startswith("hidden_states/") else None
-
-
 def check_structure(root: Root, model: str | None, revision: str | None) -> Structure:
     """Check everything that needs no state to be read.
 
@@ -70,7 +63,8 @@ def check_structure(root: Root, model: str | None, revision: str | None) -> Stru
     found.findings += _wrong_shards(found)
     found.findings += _objects(root, found)
     held = _gathered_index(root, found)
-    found.findings += _plan(root, found, held)
+    found.findings += check_plan(root, found.parts, held)
+    found.findings += check_array_metadata(root, found.manifest)
     return found
 
 
@@ -132,7 +126,7 @@ def _read_part(root: Root, shard: int, found: Structure) -> None:
         check_schema(table.schema, INDEX_SCHEMA, name)
     except (CorruptionError, InputError) as error:
         found.findings.append(
-            Finding(kind="index_corrupt", detail=str(error), shard=shard, advice=_REPAIR)
+            Finding(kind="index_corrupt", detail=str(error), shard=shard, advice=REPAIR)
         )
         return
     table = table.select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
@@ -146,7 +140,7 @@ def _read_part(root: Root, shard: int, found: Structure) -> None:
                 shard=shard,
                 detail=f"the rows of {name} are not those it was committed with.",
                 expected=f"digest {facts.get('rows')}",
-                advice=_REPAIR,
+                advice=REPAIR,
             )
         )
 
@@ -163,7 +157,7 @@ def _wrong_shards(found: Structure) -> Iterator[Finding]:
                     shard=shard,
                     detail=f"the part of shard {shard} places it at token {offset}, which is "
                     f"shard {offset // span}'s.",
-                    advice=_REPAIR,
+                    advice=REPAIR,
                 )
 
 
@@ -187,8 +181,8 @@ def _objects(root: Root, found: Structure) -> Iterator[Finding]:
                 kind = "object_changed"
                 detail = f"{path} has {size} bytes, {entry['bytes']} were committed; {samples}."
             if kind:
-                layer = layer_of(array)
-                yield Finding(kind=kind, shard=shard, layer=layer, detail=detail, advice=_REPAIR)
+                layer = layout.layer_of(array)
+                yield Finding(kind=kind, shard=shard, layer=layer, detail=detail, advice=REPAIR)
 
 
 def _sample_ids(table: pa.Table) -> list[str]:
@@ -240,86 +234,3 @@ def _gathered_index(root: Root, found: Structure) -> set[int]:
         )
         found.findings += check_rows(gathered, found.manifest)
     return held
-
-
-def _plan(root: Root, found: Structure, gathered: set[int]) -> Iterator[Finding]:
-    try:
-        plan = layout.read_plan(root)
-    except (CorruptionError, InputError) as error:
-        yield Finding(kind="plan_corrupt", detail=str(error))
-        return
-    if not plan.num_rows:
-        return
-    found.bytes_read += plan.nbytes
-    failed = Counter(
-        (row.get("shard"), row.get("sample_id"))
-        for row in read_ledger(root)
-        if row.get("sample_id") is not None
-    )
-    have = {
-        (shard, row["sample_id"]): row
-        for shard, table in found.parts.items()
-        for row in table.select(
-            ["sample_id", "token_offset", "length", "tokens_crc32c"]
-        ).to_pylist()
-    }
-    uncommitted: Counter[int] = Counter()
-    planned = set()
-    for row in plan.to_pylist():
-        key = (row["shard"], row["sample_id"])
-        planned.add(key)
-        if row["shard"] not in found.parts:
-            uncommitted[row["shard"]] += 1
-        elif key in have:
-            yield from _as_planned(row, have[key])
-        elif key not in failed:
-            yield Finding(
-                kind="index_hole",
-                sample_id=row["sample_id"],
-                shard=row["shard"],
-                detail="it was planned, its shard is committed, and neither the index nor the "
-                "ledger knows it.",
-                advice=_REPAIR,
-            )
-    for shard, sample_id in have.keys() - planned:
-        yield Finding(
-            kind="index_hole",
-            sample_id=sample_id,
-            shard=shard,
-            detail="the index holds it, but no plan put it there.",
-            advice=_REPAIR,
-        )
-    yield from _unfinished(uncommitted, root, gathered)
-
-
-def _unfinished(uncommitted: Counter[int], root: Root, gathered: set[int]) -> Iterator[Finding]:
-    broken = set(layout.committed_shards(root)) | gathered  # reported already
-    for shard in sorted(set(uncommitted) - broken):
-        # Shards are worked on in any order, so only a run that has gathered its index is over.
-        over = any(other > shard for other in gathered)
-        yield Finding(
-            kind="index_hole",
-            severity=Severity.ERROR if over else Severity.WARNING,
-            shard=shard,
-            detail=f"shard {shard} with its {uncommitted[shard]} samples is planned but not "
-            "committed" + ("." if over else "; the extraction has not finished."),
-            advice="Run `extract` again; it continues with this shard.",
-        )
-
-
-def _as_planned(planned: dict[str, Any], found: dict[str, Any]) -> Iterator[Finding]:
-    where = {"sample_id": planned["sample_id"], "shard": planned["shard"], "advice": _REPAIR}
-    if planned["tokens_crc32c"] != found["tokens_crc32c"]:
-        yield Finding(
-            kind="tokens_differ",
-            detail=f"planned were tokens with CRC32C {planned['tokens_crc32c']:08x}, the index has "
-            f"{found['tokens_crc32c']:08x}.",
-            **where,
-        )
-    for name in ("token_offset", "length"):
-        if planned[name] != found[name]:
-            yield Finding(
-                kind="length_mismatch" if name == "length" else "index_overlap",
-                detail=f"its {name} is {found[name]} in the index, planned was {planned[name]}.",
-                **where,
-            )

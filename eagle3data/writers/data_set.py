@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from eagle3data.schema.errors import AlreadyExistsError, InputError, MismatchError
+from eagle3data.schema.errors import AlreadyExistsError, CorruptionError, InputError, MismatchError
 from eagle3data.schema.manifest import Manifest
 from eagle3data.storage import layout
 from eagle3data.storage.arrays import metadata_documents
@@ -40,6 +40,7 @@ def require_place(root: Root) -> None:
     Raises:
         InputError: naming what is there.
     """
+    root.require_reachable()
     foreign = [name for name in root.names() if name not in {".tmp", "claims"}]
     if foreign and not root.exists(layout.GROUP):
         raise InputError(
@@ -105,8 +106,27 @@ def record_failure(root: Root, *, shard: int, sample_id: str, kind: str, reason:
 
 
 def read_ledger(root: Root) -> list[dict[str, Any]]:
-    """All ledger rows: `shard`, `sample_id`, `kind`, `reason`."""
-    return [json.loads(root.read(f"ledger/{name}")) for name in root.names("ledger")]
+    """All ledger rows: `shard`, `sample_id`, `kind`, `reason`.
+
+    Raises:
+        CorruptionError: an entry that is not one.
+    """
+    rows = []
+    for name in root.names("ledger"):
+        if not name.endswith(".json"):
+            continue
+        try:
+            row = json.loads(root.read(f"ledger/{name}"))
+        except ValueError:
+            row = None
+        if not isinstance(row, dict) or not {"shard", "sample_id", "kind", "reason"} <= set(row):
+            raise CorruptionError(
+                "ledger_corrupt",
+                f"ledger/{name} is no ledger entry; look at it, then delete it",
+                url=root.url,
+            )
+        rows.append(row)
+    return rows
 
 
 def consolidate_index(root: Root) -> None:

@@ -228,3 +228,40 @@ def test_command(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
         command([bad], str(bench.model), str(bench.out))
     assert stopped.value.exit_code == 1
     assert "prompts.rejects.jsonl" in capsys.readouterr().out
+
+
+def test_no_source_is_ever_overwritten(bench: Bench) -> None:
+    source = Path(lines(bench.folder / "rows.rejects.jsonl", talk("Hi", "Hello!")))
+    before = source.read_bytes()
+    roundabout = bench.folder / "x" / ".." / source.name
+    for out in (source, roundabout, bench.folder / "rows.arrow"):
+        with pytest.raises(InputError, match="is a source and would be overwritten"):
+            prepare([str(source)], str(bench.model), out)
+    assert source.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [("", "--out is empty"), ("file:///tmp/p.arrow", "name a path, not a URL"), (".", "a folder")],
+)
+def test_outputs_that_can_not_be(bench: Bench, out: str, message: str) -> None:
+    source = lines(bench.folder / "rows.jsonl", talk("Hi", "Hello!"))
+    with pytest.raises(InputError, match=message):
+        prepare([source], str(bench.model), out)
+
+
+def test_half_a_surrogate_pair_is_one_rejected_row(bench: Bench) -> None:
+    half = json.dumps(talk("Hi", "a \ud800 b"))
+    report = bench.run(talk("Hi", "Hello!"), half, {**talk("Bye", "Bye!"), "id": "\ud800"})
+    assert (report.samples, report.rejected) == (1, 2)
+    assert all("surrogate" in row["reason"] for row in rejects_of(bench.out))
+
+
+def test_files_that_are_not_lines_of_json(bench: Bench) -> None:
+    packed = bench.folder / "rows.jsonl.gz"
+    packed.write_bytes(b"\x1f\x8b\x08\x00rest")
+    pretty = bench.folder / "pretty.json"
+    pretty.write_text(json.dumps(talk("Hi", "Hello!"), indent=2))
+    for source, message in ((packed, "unpack it first"), (pretty, "one object a line")):
+        with pytest.raises(InputError, match=message):
+            prepare([str(source)], str(bench.model), bench.out)

@@ -79,6 +79,34 @@ def test_a_truncated_part_is_named(url: str) -> None:
         open_dataset(url)
 
 
+@pytest.mark.parametrize("damage", ["empty", "garbage", "a part"])
+def test_a_damaged_gathered_index_is_no_loss(url: str, damage: str) -> None:
+    whole = open_dataset(url)
+    gathered = Path(url) / layout.ALL_PARTS
+    part = (Path(url) / layout.index_part(1)).read_bytes()
+    gathered.write_bytes({"empty": b"", "garbage": b"x" * 100, "a part": part}[damage])
+    assert open_dataset(url).index.equals(whole.index)
+
+
+def test_files_and_folders_that_are_no_data_set(url: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "odd" / "zarr.json").mkdir(parents=True)
+    for wrong in (tmp_path / "file", tmp_path / "odd", tmp_path / "nowhere"):
+        with pytest.raises(InputError, match="holds no data set"):
+            open_dataset(str(wrong))
+    (Path(url) / "zarr.json").write_text('{"attributes": null}')
+    with pytest.raises(ManifestError, match="no eagle3data manifest"):
+        open_dataset(url)
+
+
+def test_a_folder_in_place_of_an_object(url: str) -> None:
+    path = Path(url) / layout.shard_object(layout.states_array(6), 0)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(CorruptionError, match="object_"):
+        open_dataset(url)[0]
+
+
 def test_unknown_columns_are_ignored(url: str) -> None:
     root = Root(url)
     table, facts = layout.read_table(root, layout.ALL_PARTS)

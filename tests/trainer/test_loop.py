@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import shutil
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from eagle3data.schema.errors import InputError, LayerError, MismatchError
+from eagle3data.schema.errors import InputError, LayerError, MismatchError, SpaceError
 from eagle3data.trainer import loop
 from eagle3data.trainer.checkpoint import load_last
 from eagle3data.trainer.config import OptimizerSection, TrainConfig, load_config
@@ -241,3 +242,51 @@ def test_the_schedule_warms_up_and_falls_to_zero(schedule: Any) -> None:
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert rates[55] == pytest.approx(0.5)
     assert learning_rate(section, 100, 100) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_second_run_in_the_folder_at_once_is_refused(
+    made: tuple[str, str], tmp_path: Path
+) -> None:
+    seen: list[str] = []
+
+    def meanwhile(_: dict[str, Any]) -> None:
+        with pytest.raises(InputError, match="another process is writing"):
+            train(*made, tmp_path / "run", config("train.max_steps=1"))
+        seen.append("refused")
+
+    train(*made, tmp_path / "run", config("train.max_steps=1"), report=meanwhile)
+    assert seen
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "state"])
+def test_a_damaged_checkpoint_is_named(made: tuple[str, str], tmp_path: Path, damage: str) -> None:
+    out = tmp_path / "run"
+    train(*made, out, config("train.max_steps=3"))
+    (folder,) = out.glob("step-*")
+    optimizer = folder / "optimizer.pt"
+    whole = optimizer.read_bytes()
+    if damage == "missing":
+        optimizer.unlink()
+    elif damage == "state":
+        (folder / "state.json").write_text('{"version": 1}')
+    else:
+        optimizer.write_bytes(whole[: {"empty": 0, "truncated": len(whole) // 2}[damage]])
+    with pytest.raises(InputError, match="is a damaged checkpoint"):
+        train(*made, out, config("train.max_steps=3"))
+
+
+def test_a_full_disk_keeps_the_checkpoints_before(
+    made: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    train(*made, out, config("train.max_steps=3"))
+    before = sorted(path.name for path in out.glob("step-*"))
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(SpaceError, match="no space left"):
+        train(*made, tmp_path / "other", config("train.max_steps=1"))
+    assert sorted(path.name for path in out.glob("step-*")) == before
+    assert not list(tmp_path.glob("other/step-*"))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from eagle3data.schema.errors import InputError
+from eagle3data.schema.errors import CorruptionError, InputError
 from eagle3data.validation.validate import validate
 from tests.faults.stored import StoredSet
 from tests.support import random_samples, small_manifest, write_set
@@ -89,3 +90,41 @@ def test_a_chunk_that_is_not_stored(stored: StoredSet) -> None:
     report = validate(str(stored.folder), "full")
     assert row["sample_id"] in {f.sample_id for f in report.findings}
     assert {"chunk_missing", "nonfinite"} & {f.kind for f in report.findings}
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "list", "shape", "codec"])
+def test_array_metadata_that_other_readers_would_misread(stored: StoredSet, damage: str) -> None:
+    path = stored.folder / "hidden_states/2/zarr.json"
+    document = json.loads(path.read_text())
+    if damage == "missing":
+        path.unlink()
+    elif damage == "shape":
+        path.write_text(json.dumps({**document, "shape": [1, 1]}))
+    elif damage == "codec":
+        document["codecs"][0]["configuration"]["index_location"] = "start"
+        path.write_text(json.dumps(document))
+    else:
+        path.write_text({"empty": "", "list": "[]"}[damage])
+    report = validate(str(stored.folder), "quick")
+    assert [(f.kind, f.layer) for f in report.findings] == [("array_metadata", 2)]
+
+
+def test_a_plan_that_is_gone_or_doubled(stored: StoredSet) -> None:
+    whole = (stored.folder / "plan/0000.arrow").read_bytes()
+    segments = sorted((stored.folder / "plan").iterdir())
+    (stored.folder / f"plan/{len(segments):04d}.arrow").write_bytes(whole)
+    report = validate(str(stored.folder), "quick")
+    assert "plan_corrupt" in {f.kind for f in report.findings}
+    for segment in (stored.folder / "plan").iterdir():
+        segment.unlink()
+    report = validate(str(stored.folder), "quick")
+    assert [f.kind for f in report.findings] == ["plan_missing"]
+
+
+def test_a_ledger_entry_that_is_none(stored: StoredSet) -> None:
+    (stored.folder / "ledger").mkdir()
+    (stored.folder / "ledger/.DS_Store").write_text("")
+    assert validate(str(stored.folder), "quick").ok
+    (stored.folder / "ledger/x.json").write_text("{}")
+    with pytest.raises(CorruptionError, match=r"ledger/x\.json is no ledger entry"):
+        validate(str(stored.folder), "quick")

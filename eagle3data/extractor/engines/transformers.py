@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from torch import nn
 
 from eagle3data.extractor.engines.base import Captured, Request
@@ -148,7 +150,14 @@ def load_model(model: str, *, compute_dtype: str, revision: str | None, trust: b
         loaded = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, compute_dtype), trust_remote_code=trust
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        RuntimeError,
+        SafetensorError,
+        StrictDataclassError,
+    ) as error:
         raise InputError(
             f"transformers {transformers.__version__} can't load the model in {folder}: {error}"
         ) from error
