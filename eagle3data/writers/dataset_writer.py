@@ -22,7 +22,7 @@ from eagle3data.writers.data_set import (
     require_place,
     write_plan,
 )
-from eagle3data.writers.shard_writer import ShardWriter, check_states_dtype
+from eagle3data.writers.shard_writer import ShardWriter, in_storage_dtype
 
 
 class DatasetWriter:
@@ -100,7 +100,7 @@ class DatasetWriter:
             raise SampleError(
                 "duplicate_sample", sample.sample_id, "the data set has a sample of this id."
             )
-        sample = check_states_dtype(self.manifest, sample)
+        sample = in_storage_dtype(self.manifest, sample)
         end = (self._writer.shard + 1) * self._axis.shard_tokens
         if self._cursor + self._axis.aligned(len(sample)) > end and len(self._writer):
             self._flush()

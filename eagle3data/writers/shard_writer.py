@@ -137,7 +137,7 @@ def remove_orphans(root: Root, manifest: Manifest, shard: int) -> None:
         root.delete(layout.shard_object(array, shard))
 
 
-def check_states_dtype(manifest: Manifest, sample: Sample) -> Sample:
+def in_storage_dtype(manifest: Manifest, sample: Sample) -> Sample:
     """The sample with its states in the set's storage dtype; float32 and float64 are cast.
 
     A cast that overflows gives infinities, which `ShardWriter.append` refuses as `saturated`.
