@@ -103,7 +103,7 @@ def _print_table(
          paths["states"]),
         ("validate", "all levels: clean", paths["states"]),
         ("train", train_line(summary), paths["draft"]),
-        ("export", "the layout SGLang and vLLM load", paths["draft-sglang"]),
+        ("export", "as SGLang loads it (--format vllm for vLLM)", paths["draft-sglang"]),
     ]  # fmt: skip
     for step, result, where in rows:
         table.add_row(step, f"{seconds[step]:.0f}", result, where)

@@ -77,7 +77,15 @@ def plan(
                 ("shards", f"{made.shards} of {manifest.storage.shard_tokens:,} tokens"),
                 *[(f"bytes, {profile}", size(count)) for profile, count in stored.items()],
                 ("free", "not known" if free is None else size(free)),
-                ("time", f"{duration(seconds)} at {tokens_per_second:,.0f} tokens/s"),
+                (
+                    "time",
+                    f"{duration(seconds)} at {tokens_per_second:,.0f} tokens/s"
+                    + (
+                        " (Kimi-K2.5 on 8 GPUs; give yours with --tokens-per-second)"
+                        if tokens_per_second == _REFERENCE_SPEED
+                        else ""
+                    ),
+                ),
             ]
         )
     for warning in manifest.warnings:

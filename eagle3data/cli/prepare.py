@@ -66,10 +66,17 @@ def prepare(
                 *([("see", report.rejects)] if report.rejected else []),
             ]
         )
+    if report.samples and not report.eval_samples:
+        err.print(
+            "no sample fell into the evaluation's part: raise --eval-fraction, or train with "
+            "data.eval_split=null.",
+            markup=False,
+        )
     if not report.ok:
         err.print(
             f"{report.rejected} of {report.rows} rows were refused, more than "
-            f"{report.max_rejects:.0%}: see {report.rejects}",
+            f"{report.max_rejects:.0%}: see {report.rejects}. {report.prompts} holds the "
+            "usable ones; --max-rejects allows a larger share.",
             markup=False,
         )
         raise typer.Exit(1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +14,9 @@ from eagle3data.schema.errors import InputError
 
 if TYPE_CHECKING:
     from eagle3data.readers.dataset import Dataset
+
+
+_OPENING, _CLOSING = "[[", "]]"
 
 
 def show(
@@ -42,7 +46,7 @@ def show(
     print_pairs(
         [
             ("sample", f"{facts['sample_id']} (position {facts['position']})"),
-            ("source", f"{facts['source']}, split {facts['split']}"),
+            ("source", _origin(facts)),
             ("tokens", f"{facts['length']:,}, {sum(facts['loss_mask']):,} with loss"),
             (
                 "lies at",
@@ -60,6 +64,11 @@ def show(
         ]
     )
     _print_tokens(facts["input_ids"], facts["loss_mask"], model, revision)
+
+
+def _origin(facts: dict[str, Any]) -> str:
+    extra = [f"{name} {value}" for name, value in facts["source_extra"].items()]
+    return ", ".join([facts["source"] or "not said", f"split {facts['split'] or 'none'}", *extra])
 
 
 def _position(dataset: Dataset, sample: str) -> int:
@@ -86,8 +95,21 @@ def _print_tokens(
 
         tokenizer = load_tokenizer(model, revision=revision)
         words = [tokenizer.decode([token]) for token in input_ids]
+    if not out.is_terminal:
+        out.print(f"\ntokens with loss stand between {_OPENING} and {_CLOSING}\n")
+        out.print(_bracketed(words, loss_mask), markup=False)
+        return
     text = Text()
     for word, mask in zip(words, loss_mask, strict=True):
         text.append(word, style="bold green" if mask else "dim")
     out.print("\n[bold green]with loss[/bold green] [dim]without[/dim]")
     out.print(text)
+
+
+def _bracketed(words: list[str], loss_mask: list[int]) -> str:
+    """The text with each run of tokens that carry loss between brackets."""
+    pieces = []
+    for kept, run in groupby(zip(words, loss_mask, strict=True), key=lambda pair: bool(pair[1])):
+        joined = "".join(word for word, _ in run)
+        pieces.append(f"{_OPENING}{joined}{_CLOSING}" if kept else joined)
+    return "".join(pieces)

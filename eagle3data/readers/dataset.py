@@ -61,7 +61,9 @@ class Dataset:
         return int(self._lengths.sum())
 
     def __getitem__(self, position: int) -> Sample:
-        return self.read(position)
+        if not isinstance(position, int | np.integer):
+            raise TypeError(f"a position is an integer, not {position!r}; use get(sample_id)")
+        return self.read(int(position))
 
     def __iter__(self) -> Iterator[Sample]:
         return (self.read(position) for position in range(len(self)))

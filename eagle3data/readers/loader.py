@@ -90,10 +90,11 @@ class StreamingLoader:
             keep &= np.asarray(where(index), dtype=bool)
         selected = np.flatnonzero(keep)
         if not len(selected):
-            splits = sorted({str(value) for value in index["split"].to_pylist()})
+            splits = sorted({value or "(no split)" for value in index["split"].to_pylist()})
             raise InputError(
                 f"no sample of {self._dataset.url} is selected (split={split!r}); it has "
-                f"{index.num_rows} samples of splits {splits}."
+                f"{index.num_rows} samples, of {', '.join(splits) or 'no split'}. Leave split out, "
+                "or write samples with one."
             )
         return selected
 

@@ -64,7 +64,7 @@ def statistics(dataset: Dataset) -> dict[str, Any]:
         name: np.asarray(index[name].to_pylist(), dtype=float).reshape(-1, len(layers))
         for name in ("absmax", "rms", "min_row_rms", "n_zero_rows", "n_nan", "n_inf")
     }
-    splits = [str(value) for value in index["split"].to_pylist()]
+    splits = [value or "no split" for value in index["split"].to_pylist()]
     return {
         "samples": len(dataset),
         "splits": {name: splits.count(name) for name in sorted(set(splits))},
@@ -110,6 +110,7 @@ def describe_sample(dataset: Dataset, position: int) -> dict[str, Any]:
         "position": position,
         "source": found.source,
         "split": found.split,
+        "source_extra": dict(found.source_extra),
         "length": len(found),
         "token_offset": offset,
         "shard": shard,

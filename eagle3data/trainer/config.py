@@ -147,5 +147,8 @@ def _explain(problem: Any) -> str:
         near = difflib.get_close_matches(dotted, candidates, n=1, cutoff=0.0)
         return f"unknown section {dotted!r}, did you mean {near[0]!r}?"
     bare = {name.partition(".")[2]: name for name in known}
-    near = difflib.get_close_matches(place[-1], bare, n=1, cutoff=0.0)
-    return f"unknown key {dotted!r}, did you mean {bare[near[0]]!r}?"
+    near = difflib.get_close_matches(place[-1], bare, n=1)
+    if near:
+        return f"unknown key {dotted!r}, did you mean {bare[near[0]]!r}?"
+    of_section = [name for name in known if name.startswith(f"{place[0]}.")]
+    return f"unknown key {dotted!r}; {place[0]} has {', '.join(of_section)}"

@@ -22,7 +22,7 @@ from eagle3data.schema.errors import Eagle3DataError
 from eagle3data.storage.root import exclusive_lock
 from eagle3data.trainer import checkpoint
 from eagle3data.trainer.checkpoint import Checkpoint
-from eagle3data.trainer.config import OptimizerSection, TrainConfig
+from eagle3data.trainer.config import OptimizerSection, TrainConfig, flat
 from eagle3data.trainer.files import write_json
 from eagle3data.trainer.inputs import Inputs, gather
 from eagle3data.trainer.interruption import Interruption
@@ -325,6 +325,7 @@ def estimate(inputs: Inputs) -> dict[str, Any]:
         "logits_bytes": 3 * logits * settings.ttt_steps,
         "device": inputs.device.type,
         "autocast": str(inputs.autocast).removeprefix("torch.") if inputs.autocast else "float32",
+        "settings": flat(inputs.config),
     }
 
 

@@ -58,10 +58,11 @@ def require_same(root: Root, manifest: Manifest) -> None:
     """
     there = layout.read_manifest(root)
     differences = there.differences(manifest)
-    if len(differences) == 1 and differences[0].startswith("plan_digest"):
+    fields = {difference.partition(":")[0] for difference in differences}
+    if fields and fields <= {"plan_digest", "storage.shard_tokens", "storage.chunk_tokens"}:
         raise MismatchError(
-            f"{root.url} was planned from other prompts: other samples, another order or other "
-            "masks. It was left as it is. Continue it with the prompts of the first run, or "
+            f"{root.url} was planned from other prompts (other samples, another order or other "
+            "masks) or with another --shard-tokens. It was left as it is. Continue it with the prompts of the first run, or "
             "choose another --out."
         )
     if differences:
