@@ -107,12 +107,13 @@ def _print_plan(plan: dict[str, Any]) -> None:
             ("target's head and embeddings", size(plan["target_bytes"])),
             ("logits of a step, at most", size(plan["logits_bytes"])),
             ("device", f"{plan['device']}, matrix products in {plan['autocast']}"),
-            *[
-                (name, "null" if value is None else str(value))
-                for name, value in plan["settings"].items()
-            ],
+            *[(name, _setting(value)) for name, value in plan["settings"].items()],
         ]
     )
+
+
+def _setting(value: Any) -> str:
+    return "null" if value is None else str(value)
 
 
 def _print_summary(summary: dict[str, Any], out: Path) -> None:

@@ -62,8 +62,8 @@ def require_same(root: Root, manifest: Manifest) -> None:
     if fields and fields <= {"plan_digest", "storage.shard_tokens", "storage.chunk_tokens"}:
         raise MismatchError(
             f"{root.url} was planned from other prompts (other samples, another order or other "
-            "masks) or with another --shard-tokens. It was left as it is. Continue it with the prompts of the first run, or "
-            "choose another --out."
+            "masks) or with another --shard-tokens. It was left as it is. Continue it with the "
+            "prompts of the first run, or choose another --out."
         )
     if differences:
         raise MismatchError(
