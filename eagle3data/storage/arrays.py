@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from eagle3data.schema.axis import TokenAxis
 from eagle3data.schema.manifest import Codec, Manifest, StorageDtype
 from eagle3data.storage import layout
 from eagle3data.storage.codecs import ChunkCodec, zarr_codecs
@@ -105,9 +104,3 @@ def resize_arrays(root: Root, manifest: Manifest, shards: int) -> None:
         if document["shape"][0] < wanted:
             document["shape"][0] = wanted
             root.replace(name, json.dumps(document, indent=2).encode())
-
-
-def planned_shards(root: Root, axis: TokenAxis) -> int:
-    """Shards that the arrays span, by the metadata of the ids."""
-    document = json.loads(root.read(layout.array_document(layout.INPUT_IDS)))
-    return int(document["shape"][0]) // axis.shard_tokens

@@ -138,11 +138,15 @@ class TargetHead:
         for start in range(0, self.vocab_size, VOCAB_BLOCK):
             block = self.lm_head[start : start + VOCAB_BLOCK].float()  # [<=VOCAB_BLOCK, H]
             logits[:, start : start + VOCAB_BLOCK] = normed @ block.T
+        return self.finished(logits)
+
+    def finished(self, products: Tensor) -> Tensor:
+        """Logits of raw products with `lm_head`, `[T, V]` float32: scale and soft cap, in place."""
         if self.logit_scale != 1.0:
-            logits *= self.logit_scale
+            products *= self.logit_scale
         if self.soft_cap is not None:
-            logits = self.soft_cap * (logits / self.soft_cap).tanh_()
-        return logits
+            products.div_(self.soft_cap).tanh_().mul_(self.soft_cap)
+        return products
 
 
 def load_head(model: str, revision: str | None = None) -> TargetHead:

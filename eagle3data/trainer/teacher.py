@@ -70,19 +70,10 @@ def teach(
         for start in range(0, len(states), rows):
             chunk = slice(start, start + rows)
             normed = states[chunk].float() if post_norm else head.normed(states[chunk])
-            logits = _logits(head, normed)  # [<=rows, V]
+            products = (normed.to(head.lm_head.dtype) @ head.lm_head.T).float()
+            logits = head.finished(products)  # [<=rows, V]
             highest, argmax[chunk] = logits.max(-1)
             torch.index_select(logits, 1, draft_ids, out=draft_logits[chunk])
             sums = logits.sub_(highest[:, None]).exp_().sum(-1)
             log_normaliser[chunk] = sums.log_() + highest
     return Teacher(draft_logits=draft_logits, log_normaliser=log_normaliser, argmax=argmax)
-
-
-def _logits(head: TargetHead, normed: Tensor) -> Tensor:
-    """`[T, V]` float32: `TargetHead.logits`, but with the product in lm_head's dtype."""
-    logits = (normed.to(head.lm_head.dtype) @ head.lm_head.T).float()
-    if head.logit_scale != 1.0:
-        logits *= head.logit_scale
-    if head.soft_cap is not None:
-        logits = (logits / head.soft_cap).tanh_() * head.soft_cap
-    return logits
