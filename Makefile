@@ -8,6 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL := .cache/smollm2
 DEMO := .demo
+BENCH := .bench
 
 .PHONY: demo test lint format bench soak clean
 
@@ -27,7 +28,11 @@ format: $(VENV)/.installed
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.installed $(MODEL)/config.json ## ratios against baselines, by hand
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	mkdir -p $(BENCH)
+	$(BIN)/eagle3data bench reader --cold --folder $(BENCH) --plot $(BENCH)/reader.png --markdown $(BENCH)/reader.md
+	$(BIN)/eagle3data bench writer --folder $(BENCH) --plot $(BENCH)/writer.png --markdown $(BENCH)/writer.md
+	$(BIN)/python -m benchmarks.extraction
 
 soak: $(VENV)/.installed $(MODEL)/config.json ## long loops: kill -9 at random moments, by hand
 	$(BIN)/python -m pytest -m soak --override-ini addopts="-ra --strict-markers" tests
@@ -44,4 +49,4 @@ $(MODEL)/config.json: tools/smollm2.py | $(VENV)/.installed
 	touch $@
 
 clean: ## what the demo made; .venv and the model stay
-	rm -rf $(DEMO)
+	rm -rf $(DEMO) $(BENCH)

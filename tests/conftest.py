@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import boto3
 import pytest
+from moto.server import ThreadedMotoServer
 
 from tests.support import CONVERSATIONS, Command, eagle3data
 
@@ -51,6 +54,31 @@ def states(smollm2: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactor
     done = eagle3data("extract", prompts, "--model", smollm2, "--out", url)
     assert done.returncode == 0, done.stderr
     return str(url)
+
+
+@pytest.fixture(scope="session")
+def endpoint() -> Iterator[str]:
+    """A real S3 server on loopback. One a session: fsspec keeps its file systems."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A bucket's URL, with the environment that reaches it."""
+    settings = {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    boto3.client("s3").create_bucket(Bucket="states")
+    return "s3://states"
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:

@@ -15,10 +15,12 @@ FLOOR = {
     "storage": 1,
     "writers": 2,
     "readers": 2,
+    "transfer": 3,
     "extractor": 3,
     "validation": 3,
     "trainer": 3,
-    "cli": 4,
+    "bench": 4,
+    "cli": 5,
 }
 # Rooms on one floor don't know each other, but for what is named here.
 NEIGHBOURS: set[tuple[str, str]] = set()

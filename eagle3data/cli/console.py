@@ -108,6 +108,11 @@ def print_pairs(pairs: list[tuple[str, str]]) -> None:
         out.print(value, markup=False)
 
 
+def hidden(count: int) -> str:
+    """What to say behind a count when tombstones hide more samples."""
+    return f", and {count:,} samples hidden by tombstones" if count else ""
+
+
 def size(count: float) -> str:
     """Bytes in decimal units: 992 GB is 992e9 bytes."""
     for unit in ("B", "kB", "MB", "GB"):

@@ -26,13 +26,18 @@ def extract(
     shards: Annotated[
         str | None, typer.Option(metavar="A:B", help="Only shards A up to, not including, B.")
     ] = None,
+    append: Annotated[
+        bool, typer.Option("--append", help="Add these prompts to a set made from others.")
+    ] = False,
     revision: o.Revision = None,
     trust_remote_code: o.TrustRemoteCode = False,
     json: o.Json = False,
 ) -> None:
     """Run the target over PROMPTS.arrow and write its hidden states.
 
-    Running it again continues at the next missing shard; a finished set is left alone.
+    Running it again continues at the next missing shard; a finished set is left alone. Started
+    several times, on one machine or many, the runs share the shards. Samples that `repair` put
+    aside are done again, in new shards.
 
     Example: eagle3data extract prompts.arrow --model ./smollm2 --out ./states
     """
@@ -48,12 +53,21 @@ def extract(
         compute_dtype=compute_dtype,
         shard_tokens=shard_tokens,
         shards=_range(shards),
+        append=append,
         revision=revision,
         trust_remote_code=trust_remote_code,
     )
     with _Shown() as shown:
         try:
-            report = run(prompts, model, url, chosen, on_start=shown.start, on_tokens=shown.advance)
+            report = run(
+                prompts,
+                model,
+                url,
+                chosen,
+                on_start=shown.start,
+                on_tokens=shown.advance,
+                on_wait=shown.wait,
+            )
         except KeyboardInterrupt:
             err.print(_how_to_continue(url))
             raise
@@ -68,6 +82,8 @@ def extract(
         out.print(
             f"{url} is complete: {report.committed} of {report.shards} shards. Nothing to do."
         )
+    if report.repeated and not json:
+        out.print(f"{report.repeated} of these prompts were part of the set before.")
     if report.failed:
         err.print(f"{report.failed} samples could not be written; {url}/ledger says which and why.")
         raise typer.Exit(1)
@@ -80,6 +96,7 @@ class _Shown:
         from contextlib import ExitStack
 
         self._stack = ExitStack()
+        self._told: list[int] = []
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,6 +108,12 @@ class _Shown:
 
     def advance(self, tokens: int, shard: int) -> None:
         self._progress.advance(tokens, shard=str(shard))
+
+    def wait(self, shards: list[int]) -> None:
+        if shards != self._told:
+            self._told = shards
+            some = ", ".join(map(str, shards[:5])) + (", ..." if len(shards) > 5 else "")
+            err.print(f"{len(shards)} shards left, all in other workers' hands ({some}): waiting.")
 
 
 def _how_to_continue(url: str) -> str:

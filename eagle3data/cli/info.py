@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import err, print_json, print_pairs, size
+from eagle3data.cli.console import err, hidden, print_json, print_pairs, size
 
 
 def info(url: o.Url, json: o.Json = False) -> None:
@@ -54,7 +54,7 @@ def _pairs(facts: dict[str, Any]) -> list[tuple[str, str]]:
             f"{storage['dtype']}, codec {storage['codec']}, shards of "
             f"{storage['shard_tokens']:,} tokens in chunks of {storage['chunk_tokens']}",
         ),
-        ("samples", f"{facts['samples']:,}"),
+        ("samples", f"{facts['samples']:,}" + hidden(facts["hidden"])),
         ("tokens", f"{facts['tokens']:,}, {facts['loss_tokens']:,} of them with loss"),
         ("shards", f"{facts['shards']['committed']} of {facts['shards']['planned']} committed"),
         ("bytes", f"{size(facts['bytes'])} in {facts['objects']} objects"),

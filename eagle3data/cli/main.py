@@ -22,8 +22,11 @@ COMMANDS = (
     "show",
     "stats",
     "validate",
+    "repair",
+    "copy",
     "train",
     "export",
+    "bench",
 )
 """Each lives in the module of its name, whose top imports nothing heavy: `--help` is quick."""
 
@@ -34,6 +37,7 @@ _EXTRA_OF = {
     "huggingface_hub": "transformers",
     "yaml": "train",
     "s3fs": "s3",
+    "matplotlib": "bench",
 }
 
 

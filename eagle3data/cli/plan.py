@@ -48,7 +48,8 @@ def plan(
     )
     sizes, manifest = made.sizes, made.manifest
     stored = {profile: sizes.stored_bytes(profile) for profile in EXPECTED_RATIO}
-    free = Root(url).free_bytes()
+    room = Root(url).room()
+    free = room[0] if room else None
     fits = free is None or free >= stored[codec]
     seconds = sizes.tokens / tokens_per_second
     if json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import out, print_json, print_pairs
+from eagle3data.cli.console import hidden, out, print_json, print_pairs
 
 
 def stats(url: o.Url, json: o.Json = False) -> None:
@@ -25,7 +25,7 @@ def stats(url: o.Url, json: o.Json = False) -> None:
     splits = ", ".join(f"{name} {count:,}" for name, count in facts["splits"].items())
     print_pairs(
         [
-            ("samples", f"{facts['samples']:,} ({splits})"),
+            ("samples", f"{facts['samples']:,} ({splits})" + hidden(facts["hidden"])),
             ("witness", f"{facts['with_witness']:,} samples have one"),
             ("length", _line(facts["length"], "{:,.0f}")),
             ("loss share", _line(facts["loss_share"], "{:.2f}")),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import err, out, progress, size
+from eagle3data.cli.console import err, hidden, out, progress, size
 
 if TYPE_CHECKING:
     from eagle3data.validation.findings import Finding, Report
@@ -65,7 +65,7 @@ def _show(report: Report) -> None:
     out.print(report.url, markup=False)
     out.print(
         f"level {report.level}: {checked.samples:,} samples, {checked.tokens:,} tokens, "
-        f"{size(checked.bytes)} read",
+        f"{size(checked.bytes)} read{hidden(report.hidden)}",
         markup=False,
     )
     for kind, findings in _by_kind(report.findings).items():

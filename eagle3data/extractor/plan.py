@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from eagle3data.extractor.prompts import PromptsFile
-from eagle3data.schema.axis import SizeArithmetic, choose_axis
+from eagle3data.schema.axis import SizeArithmetic, TokenAxis, choose_axis
 from eagle3data.schema.digest import tokens_crc32c
 from eagle3data.schema.errors import InputError, MismatchError
-from eagle3data.schema.index import PLAN_SCHEMA, list_values, plan_digest
+from eagle3data.schema.index import list_values, plan_digest, plan_rows
 from eagle3data.schema.layers import Numbering
 from eagle3data.schema.manifest import Manifest, NormState
 
@@ -25,32 +24,28 @@ class Plan:
         manifest: of the data set to be, with this plan's digest.
         table: `PLAN_SCHEMA`, in token order, one row a prompt.
         shards: how many the samples take.
+        prompts_digest: of the prompts file: its samples in order, masks included.
     """
 
     manifest: Manifest
     table: pa.Table
     shards: int
+    prompts_digest: str
 
     @property
     def facts(self) -> dict[str, Any]:
         """What the plan's file says about itself."""
-        return {"digest": self.manifest.plan_digest, "first_shard": 0, "shards": self.shards}
+        return {
+            "digest": self.manifest.plan_digest,
+            "first_shard": 0,
+            "shards": self.shards,
+            "prompts": self.prompts_digest,
+        }
 
     @property
     def sizes(self) -> SizeArithmetic:
         """Bytes that the data set will take."""
         return self.manifest.size_arithmetic(self.table["length"].to_numpy().tolist())
-
-    def rows_of(self, shard: int) -> range:
-        """Rows of the plan, and so of the prompts, that belong to a shard."""
-        shards = self.table["shard"].to_numpy()
-        first, stop = np.searchsorted(shards, [shard, shard + 1])
-        return range(int(first), int(stop))
-
-    def tokens_of(self, shard: int) -> int:
-        """Tokens of the samples in a shard."""
-        rows = self.rows_of(shard)
-        return int(self.table["length"].to_numpy()[rows.start : rows.stop].sum())
 
 
 def make_plan(
@@ -63,6 +58,7 @@ def make_plan(
     dtype: str = "float16",
     codec: str = "none",
     shard_tokens: int | None = None,
+    axis: TokenAxis | None = None,
     engine: str = "unknown",
     engine_version: str = "",
     compute_dtype: str = "",
@@ -78,6 +74,7 @@ def make_plan(
         dtype: storage dtype, `float16` or `bfloat16`.
         codec: storage profile.
         shard_tokens: S; chosen from the prompts by default.
+        axis: S and C of a set that is appended to.
 
     Raises:
         MismatchError: the prompts were made with another tokenizer or chat template.
@@ -100,18 +97,21 @@ def make_plan(
     }
     draft = Manifest.for_model(model, **settings)
     _require_same_tokenizer(prompts, draft, model)
-    axis = choose_axis(lengths, draft.row_bytes, shard_tokens)
+    axis = axis or choose_axis(lengths, draft.row_bytes, shard_tokens)
     manifest = Manifest.for_model(model, **settings, axis=axis)
-    offsets = axis.place(lengths)
-    shards = [axis.shard_of(offset) for offset in offsets]
+    names = [str(name) for name in prompts.table["sample_id"].to_pylist()]
     checksums = [
         tokens_crc32c(list_values(prompts.table["input_ids"], row)) for row in range(len(lengths))
     ]
-    columns = [prompts.table["sample_id"].to_pylist(), shards, offsets, lengths, checksums]
-    table = pa.table(dict(zip(PLAN_SCHEMA.names, columns, strict=True)), schema=PLAN_SCHEMA)
+    table = plan_rows(axis, names, lengths, checksums)
     # The mask is trained on too: a plan over other masks is another plan.
     digest = plan_digest(f"{manifest.identity}:{prompts.digest}", table)
-    return Plan(manifest.model_copy(update={"plan_digest": digest}), table, shards[-1] + 1)
+    return Plan(
+        manifest.model_copy(update={"plan_digest": digest}),
+        table,
+        int(table["shard"][-1].as_py()) + 1,
+        prompts.digest,
+    )
 
 
 def _require_same_tokenizer(prompts: PromptsFile, manifest: Manifest, model: str) -> None:

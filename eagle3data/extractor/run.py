@@ -7,32 +7,28 @@ import importlib.util
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
-from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
-from eagle3data.extractor.engines.base import Captured, Engine, Request
+from eagle3data.extractor.engines.base import Engine
 from eagle3data.extractor.plan import Plan, make_plan
 from eagle3data.extractor.prompts import PromptsFile, read_prompts
-from eagle3data.schema.errors import CorruptionError, InputError, SampleError, SpaceError
-from eagle3data.schema.index import list_values
+from eagle3data.extractor.work import Work, require_appendable, settle_work
+from eagle3data.extractor.worker import OnTokens, Worker
+from eagle3data.schema.axis import TokenAxis
+from eagle3data.schema.errors import (
+    InputError,
+    SpaceError,
+)
 from eagle3data.schema.layers import Numbering
 from eagle3data.schema.manifest import StorageDtype
-from eagle3data.schema.sample import Sample
 from eagle3data.schema.target import checkpoint_dtype
 from eagle3data.storage import layout
+from eagle3data.storage.claims import Claims
+from eagle3data.storage.ledger import read_ledger
 from eagle3data.storage.root import Root
-from eagle3data.writers.data_set import (
-    consolidate_index,
-    create_data_set,
-    read_ledger,
-    record_failure,
-    require_place,
-    write_plan,
-)
-from eagle3data.writers.shard_writer import ShardWriter
+from eagle3data.writers.data_set import consolidate_index, create_data_set, require_place
+from eagle3data.writers.shared_shards import OnWait, missing_shards
 
 ENGINES = ("auto", "transformers")
 COMPUTE_DTYPES = ("bfloat16", "float16", "float32")
@@ -53,6 +49,7 @@ class ExtractOptions:
         compute_dtype: dtype the model runs in; `auto` is the checkpoint's own.
         shard_tokens: S; chosen from the prompts by default.
         shards: half-open range of shards to do, `(first, stop)`; all by default.
+        append: let an existing set grow by these prompts, in new shards.
         revision: of the model, on the hub.
         trust_remote_code: let the model's own code run.
     """
@@ -65,6 +62,7 @@ class ExtractOptions:
     compute_dtype: str = "auto"
     shard_tokens: int | None = None
     shards: tuple[int, int] | None = None
+    append: bool = False
     revision: str | None = None
     trust_remote_code: bool = False
 
@@ -79,6 +77,7 @@ class ExtractReport:
         written: shards that this run committed.
         tokens: tokens of the plan.
         failed: samples in the ledger.
+        repeated: prompts of an appended file that the set held already.
     """
 
     shards: int
@@ -86,10 +85,10 @@ class ExtractReport:
     written: int
     tokens: int
     failed: int
+    repeated: int
 
 
 OnStart = Callable[[int, int], None]
-OnTokens = Callable[[int, int], None]
 
 
 def extract(
@@ -100,6 +99,7 @@ def extract(
     *,
     on_start: OnStart,
     on_tokens: OnTokens,
+    on_wait: OnWait,
 ) -> ExtractReport:
     """Run the target over the prompts and commit what is missing of the data set.
 
@@ -110,6 +110,8 @@ def extract(
         options: see there.
         on_start: called once with the tokens to do and the shards to do.
         on_tokens: called with tokens done and the shard in hand after every sample.
+        on_wait: called every few seconds with the shards that other workers still have, when
+            nothing else is left to do.
 
     Raises:
         InputError, LayerError: arguments or files that can't be used.
@@ -117,33 +119,50 @@ def extract(
         SpaceError: the disk can't hold it, or became full; what is committed stays.
     """
     prompts = read_prompts(prompts_path)
-    plan = plan_extraction(prompts, model, options)
     root = Root(url)
     require_place(root)
-    with root.writer_lock():
-        create_data_set(root, plan.manifest, plan.shards)
-        write_plan(root, 0, plan.table, plan.facts)
-        missing = _missing_shards(root, plan, options.shards)
+    axis = _existing_axis(root, options)
+    plan = plan_extraction(prompts, model, options, axis=axis)
+    with Claims(root) as claims:
+        if axis is None:
+            create_data_set(root, plan.manifest, plan.shards)
+        else:
+            require_appendable(layout.read_manifest(root), plan.manifest)
+        root.sweep()
+        work = settle_work(root, claims, plan, append=options.append)
+        wanted = _wanted_shards(work, options.shards)
+        missing = missing_shards(root, wanted)
         if missing:
-            _require_space(root, plan, missing)
-        on_start(sum(plan.tokens_of(shard) for shard in missing), len(missing))
+            _require_space(root, plan, work, missing)
+        on_start(sum(map(work.tokens_of, missing)), len(missing))
+        written = 0
         if missing:
-            engine = _load_engine(model, plan, options)
-            for shard in missing:
-                _extract_shard(root, plan, prompts, engine, shard, on_tokens)
-        gathered = layout.read_gathered(root)
-        if gathered is None or set(gathered[1]) != set(layout.committed_shards(root)):
-            consolidate_index(root)
+            worker = Worker(root, plan, prompts, work, claims, on_tokens, on_wait)
+            written = worker.run(wanted, partial(_load_engine, model, plan, options))
+        consolidate_index(root)
+    root.sweep()
     return ExtractReport(
-        shards=plan.shards,
-        committed=len(layout.committed_shards(root)),
-        written=len(missing),
-        tokens=plan.sizes.tokens,
+        shards=len(work.shards),
+        committed=len(set(layout.committed_shards(root)) & set(work.shards)),
+        written=written,
+        tokens=work.tokens,
         failed=len(read_ledger(root)),
+        repeated=work.repeated,
     )
 
 
-def plan_extraction(prompts: PromptsFile, model: str, options: ExtractOptions) -> Plan:
+def _existing_axis(root: Root, options: ExtractOptions) -> TokenAxis | None:
+    """The axis of the set that is appended to; None for a set with a plan of its own."""
+    if not options.append:
+        return None
+    if not root.exists(layout.GROUP):
+        raise InputError(f"--append: {root.url} holds no data set yet. Leave --append out.")
+    return layout.read_manifest(root).storage.axis
+
+
+def plan_extraction(
+    prompts: PromptsFile, model: str, options: ExtractOptions, *, axis: TokenAxis | None = None
+) -> Plan:
     """The plan of an extraction, with the engine's facts in its manifest."""
     name = choose_engine(options.engine)
     return make_plan(
@@ -155,6 +174,7 @@ def plan_extraction(prompts: PromptsFile, model: str, options: ExtractOptions) -
         dtype=options.dtype,
         codec=options.codec,
         shard_tokens=options.shard_tokens,
+        axis=axis,
         engine=name,
         engine_version=f"{name} {version(name)}",
         compute_dtype=_compute_dtype(model, options),
@@ -191,21 +211,23 @@ def choose_engine(name: str) -> str:
     return "transformers"
 
 
-def _missing_shards(root: Root, plan: Plan, wanted: tuple[int, int] | None) -> list[int]:
-    first, stop = wanted or (0, plan.shards)
-    if not 0 <= first < stop <= plan.shards:
-        raise InputError(f"--shards {first}:{stop} is not within the plan's 0:{plan.shards}.")
-    committed = set(layout.committed_shards(root))
-    return [shard for shard in range(first, stop) if shard not in committed]
+def _wanted_shards(work: Work, wanted: tuple[int, int] | None) -> list[int]:
+    if wanted is None:
+        return list(work.shards)
+    first, stop = wanted
+    end = max(work.shards) + 1
+    if not 0 <= first < stop <= end:
+        raise InputError(f"--shards {first}:{stop} is not within the plan's 0:{end}.")
+    return [shard for shard in work.shards if first <= shard < stop]
 
 
-def _require_space(root: Root, plan: Plan, missing: list[int]) -> None:
-    free = root.free_bytes()
-    share = len(missing) / plan.shards
+def _require_space(root: Root, plan: Plan, work: Work, missing: list[int]) -> None:
+    room = root.room()
+    share = len(missing) / len(work.shards)
     needed = round(plan.sizes.stored_bytes(plan.manifest.storage.codec) * share * _SPACE_FACTOR)
-    if free is not None and free < needed:
+    if room is not None and room[0] < needed:
         raise SpaceError(
-            f"{root.url} has {free / 1e6:,.0f} MB free; the {len(missing)} shards to write take "
+            f"{root.url} has {room[0] / 1e6:,.0f} MB free; the {len(missing)} shards to write take "
             f"about {needed / 1e6:,.0f} MB. Nothing was extracted: free some space, choose another "
             "--out or a compressing --codec."
         )
@@ -221,53 +243,4 @@ def _load_engine(model: str, plan: Plan, options: ExtractOptions) -> Engine:
         compute_dtype=plan.manifest.capture.dtype,
         revision=options.revision,
         trust_remote_code=options.trust_remote_code,
-    )
-
-
-def _extract_shard(
-    root: Root, plan: Plan, prompts: PromptsFile, engine: Engine, shard: int, on_tokens: OnTokens
-) -> None:
-    rows = {str(plan.table["sample_id"][row].as_py()): row for row in plan.rows_of(shard)}
-    requests = [
-        Request(sample_id=name, input_ids=list_values(prompts.table["input_ids"], row))
-        for name, row in rows.items()
-    ]
-    writer = ShardWriter(root, plan.manifest, shard)
-    outstanding = set(rows)
-    for captured in engine.capture(requests):
-        outstanding.discard(captured.sample_id)
-        row = rows[captured.sample_id]
-        sample = _sample(prompts.table, row, captured)
-        try:
-            writer.append(sample, int(plan.table["token_offset"][row].as_py()))
-        except SampleError as error:
-            record_failure(
-                root, shard=shard, sample_id=error.sample_id, kind=error.kind, reason=str(error)
-            )
-        on_tokens(len(sample), shard)
-    if outstanding:
-        raise CorruptionError(
-            "length_mismatch",
-            f"the engine returned nothing for {len(outstanding)} of {len(rows)} requests",
-            url=root.url,
-            shard=shard,
-            sample_id=min(outstanding),
-        )
-    writer.commit()
-
-
-def _sample(table: pa.Table, row: int, captured: Captured) -> Sample:
-    values: dict[str, Any] = {
-        name: table[name][row].as_py() for name in ("source", "split", "source_extra")
-    }
-    return Sample(
-        hidden_states=captured.hidden_states,
-        input_ids=list_values(table["input_ids"], row),
-        loss_mask=list_values(table["loss_mask"], row).astype(np.uint8),
-        sample_id=captured.sample_id,
-        source=values["source"],
-        split=values["split"],
-        source_extra=dict(values["source_extra"] or {}),
-        witness_token=captured.witness_token,
-        witness_logprob=captured.witness_logprob,
     )

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.compute as pc
 
-from eagle3data.schema.digest import sequence_digest
+from eagle3data.readers.index import read_index
 from eagle3data.schema.errors import CorruptionError, InputError
-from eagle3data.schema.index import INDEX_SCHEMA, check_schema, list_values
+from eagle3data.schema.index import list_values
 from eagle3data.schema.sample import Sample
 from eagle3data.storage import layout
-from eagle3data.storage.arrays import chunk_codec
+from eagle3data.storage.arrays import chunk_codec, states_dtype
 from eagle3data.storage.root import Root
-from eagle3data.storage.shard import ShardReader
+from eagle3data.storage.shard_decoder import ShardDecoder
 
-_OPEN_SHARDS = 1024
-"""Shard indexes kept; one is a few kilobytes."""
+_OPEN_SHARDS = 384
+"""Shards kept open; each is a map and a descriptor, of which a process often has 1,024."""
+_PIECE_BYTES = 4 << 20
+"""A thread reads about this much at a time: large enough to forget the switch."""
 
 
 class Dataset:
@@ -30,20 +32,21 @@ class Dataset:
     Attributes:
         url: its root.
         manifest: what it is.
-        index: one row a committed sample (`INDEX_SCHEMA`), in token order.
-        generation: digest of the rows; what a loader's state refers to.
-        shard_reader: `(array, shard)` to its opened `ShardReader`; the latest are kept.
+        index: one row a sample that is committed and not hidden (`INDEX_SCHEMA`), in token order.
+        generation: digest of rows and tombstones; what a loader's state refers to.
+        hidden: committed samples that tombstones hide.
+        shard_reader: `(array, shard)` to its opened `ShardDecoder`; the latest are kept.
     """
 
-    def __init__(self, root: Root) -> None:
+    def __init__(self, root: Root, *, threads: int | None = None) -> None:
         """Read manifest and index; use `open_dataset`."""
+        threads = root.threads if threads is None else threads
+        self._pool = ThreadPoolExecutor(threads, "eagle3data-read") if threads > 1 else None
         self.root = root
         self.url = root.url
         self.manifest = layout.read_manifest(root)
-        self.index, parts = read_index(root)
-        self.generation = sequence_digest(
-            f"{shard}:{rows}" for shard, rows in sorted(parts.items())
-        )
+        found = read_index(root)
+        self.index, self.generation, self.hidden = found.rows, found.generation, found.hidden
         self._axis = self.manifest.storage.axis
         self._offsets: npt.NDArray[np.int64] = self.index["token_offset"].to_numpy()
         self._lengths: npt.NDArray[np.int32] = self.index["length"].to_numpy()
@@ -112,21 +115,50 @@ class Dataset:
         missing = sorted(set(wanted) - set(self.manifest.layers))
         if missing:
             raise InputError(f"{self.url} has layers {self.manifest.layers}, not {missing}.")
-        sample_id = str(self.index["sample_id"][position].as_py())
+        states = np.empty(
+            (len(wanted), int(self._lengths[position]), self.manifest.hidden_size),
+            dtype=states_dtype(self.manifest),
+        )
         ids, mask = self.read_tokens(position, verify=verify)
+        self.read_into(position, states, wanted, verify=verify)
         return Sample(
-            hidden_states={
-                layer: self.read_array(layout.states_array(layer), position, verify=verify)
-                for layer in wanted
-            },
+            hidden_states=dict(zip(wanted, states, strict=True)),
             input_ids=ids,
             loss_mask=mask,
-            sample_id=sample_id,
+            sample_id=self._sample_id(position),
             source=self.index["source"][position].as_py(),
             split=self.index["split"][position].as_py(),
             source_extra=dict(self.index["source_extra"][position].as_py() or {}),
             witness_token=self.index["witness_token"][position].as_py(),
             witness_logprob=self.index["witness_logprob"][position].as_py(),
+        )
+
+    def read_into(
+        self,
+        position: int,
+        out: npt.NDArray[Any],
+        layers: Sequence[int] | None = None,
+        *,
+        verify: bool = True,
+    ) -> None:
+        """Read one sample's states straight into a buffer.
+
+        Args:
+            position: row of the index.
+            out: `[layers, length, hidden]` of the stored dtype, contiguous from row to row.
+            layers: canonical ids, in the order of `out`; all by default.
+            verify: compare every chunk's checksum.
+
+        Raises:
+            CorruptionError: a missing or damaged object or chunk; `out` then means nothing.
+        """
+        wanted = self.manifest.layers if layers is None else layers
+        self._run(
+            [
+                piece
+                for rows, layer in zip(out, wanted, strict=True)
+                for piece in self._pieces(layout.states_array(layer), position, rows, verify=verify)
+            ]
         )
 
     def read_array(
@@ -143,15 +175,23 @@ class Dataset:
             array: a name as in `layout.array_names`.
             position: row of the index.
             out: contiguous `[length, ...]` of the stored dtype to fill; a new one by default.
+            verify: compare every chunk's checksum.
 
         Raises:
-            CorruptionError: a missing or damaged object or chunk.
+            CorruptionError: a missing or damaged object or chunk; `out` then means nothing.
         """
-        codec = chunk_codec(self.manifest, array)
-        length, offset = int(self._lengths[position]), int(self._offsets[position])
         if out is None:
-            out = np.empty((length, *codec.shape[1:]), dtype=codec.dtype)
-        sample_id = str(self.index["sample_id"][position].as_py())
+            codec = chunk_codec(self.manifest, array)
+            out = np.empty((int(self._lengths[position]), *codec.shape[1:]), dtype=codec.dtype)
+        self._run(self._pieces(array, position, out, verify=verify))
+        return out
+
+    def _pieces(
+        self, array: str, position: int, out: npt.NDArray[Any], *, verify: bool
+    ) -> list[Callable[[], None]]:
+        """The reads that fill `out`, each of some adjacent chunks, to be done in any order."""
+        length, offset = int(self._lengths[position]), int(self._offsets[position])
+        sample_id = self._sample_id(position)
         chunks = self._axis.chunks_of(offset, length)
         if length < 1 or chunks.stop > self._axis.chunks_per_shard:
             raise CorruptionError(
@@ -162,9 +202,47 @@ class Dataset:
                 array=array,
                 sample_id=sample_id,
             )
+        if out.shape[0] != length or not out.flags.c_contiguous:
+            raise InputError(
+                f"sample {sample_id} has {length} rows; the buffer given for {array} has shape "
+                f"{out.shape} and must be contiguous."
+            )
         reader = self.shard_reader(array, self._axis.shard_of(offset))
-        reader.read(chunks, out, sample_id, verify=verify)
-        return out
+        reader.will_read(chunks)
+        rows = self._axis.chunk_tokens
+        step = max(1, _PIECE_BYTES * len(chunks) // out.nbytes)
+        return [
+            partial(
+                reader.read,
+                chunks[first : first + step],
+                out[first * rows : (first + step) * rows],
+                sample_id,
+                verify=verify,
+            )
+            for first in range(0, len(chunks), step)
+        ]
+
+    def _run(self, pieces: Sequence[Callable[[], None]]) -> None:
+        if self._pool is None or len(pieces) == 1:
+            for piece in pieces:
+                piece()
+            return
+        futures = [self._pool.submit(piece) for piece in pieces]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            # After an error nobody may still be writing into the caller's buffer.
+            for future in futures:
+                future.cancel()
+            wait(futures)
+
+    def shard_of(self, position: int) -> int:
+        """The shard that holds a sample."""
+        return self._axis.shard_of(int(self._offsets[position]))
+
+    def _sample_id(self, position: int) -> str:
+        return str(self.index["sample_id"][position].as_py())
 
     def read_tokens(
         self, position: int, *, verify: bool = True
@@ -183,13 +261,13 @@ class Dataset:
                     f"the shard's {name} are not those of the index",
                     url=self.url,
                     array=name,
-                    shard=self._axis.shard_of(int(self._offsets[position])),
-                    sample_id=str(self.index["sample_id"][position].as_py()),
+                    shard=self.shard_of(position),
+                    sample_id=self._sample_id(position),
                 )
         return ids, mask
 
-    def _open_shard(self, array: str, shard: int) -> ShardReader:
-        return ShardReader(
+    def _open_shard(self, array: str, shard: int) -> ShardDecoder:
+        return ShardDecoder(
             self.root,
             chunk_codec(self.manifest, array),
             array=array,
@@ -199,46 +277,17 @@ class Dataset:
         )
 
 
-def read_index(root: Root) -> tuple[pa.Table, dict[int, str]]:
-    """All committed rows in token order, and each part's digest.
-
-    Reads `index/all.arrow` and whatever parts it doesn't hold yet.
-
-    Raises:
-        CorruptionError: a part that is truncated or not an Arrow file.
-    """
-    committed = layout.committed_shards(root)
-    tables: list[pa.Table] = []
-    parts: dict[int, str] = {}
-    gathered = layout.read_gathered(root)
-    if gathered is not None and set(gathered[1]) <= set(committed):
-        tables.append(_checked(gathered[0], root, layout.ALL_PARTS))
-        parts.update(gathered[1])
-    for shard in committed:
-        if shard in parts:
-            continue
-        name = layout.index_part(shard)
-        table, facts = layout.read_table(root, name)
-        tables.append(_checked(table, root, name))
-        parts[shard] = str(facts.get("rows"))
-    combined = pa.concat_tables([INDEX_SCHEMA.empty_table(), *tables])
-    return combined.sort_by("token_offset").combine_chunks(), parts
-
-
-def _checked(table: pa.Table, root: Root, name: str) -> pa.Table:
-    check_schema(table.schema, INDEX_SCHEMA, f"{root.url}/{name}")
-    return table.select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
-
-
-def open_dataset(url: str) -> Dataset:
+def open_dataset(url: str, *, threads: int | None = None) -> Dataset:
     """Open a data set for reading.
 
     Args:
         url: a folder or any URL that fsspec opens.
+        threads: that share the reading of one sample; by default the cores, at most 4, on a
+            local disk and 16 requests at a time elsewhere.
 
     Raises:
         InputError: no data set there.
         ManifestError: another format, or a newer version than this package reads.
         CorruptionError: an index part that can't be read.
     """
-    return Dataset(Root(url))
+    return Dataset(Root(url), threads=threads)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +19,11 @@ from eagle3data.readers.dataset import Dataset
 from eagle3data.readers.order import epoch_order
 from eagle3data.readers.packing import PACKING_VERSION, pack
 from eagle3data.schema.digest import json_digest, sequence_digest
-from eagle3data.schema.errors import InputError, MismatchError
+from eagle3data.schema.errors import CorruptionError, InputError, MismatchError, SpaceError
 from eagle3data.schema.manifest import StorageDtype
-from eagle3data.storage import layout
+from eagle3data.storage.ledger import record_failure
+
+logger = logging.getLogger(__name__)
 
 _STATE_VERSION = 1
 _TORCH_DTYPE = {StorageDtype.FLOAT16: torch.float16, StorageDtype.BFLOAT16: torch.bfloat16}
@@ -35,6 +38,12 @@ class StreamingLoader:
     the selection and the token budget. At step `s`, rank `r` of `W` gets pack `s*W + r`, so
     every sample comes exactly once an epoch at any world size, and the position is one number
     that means the same on every rank and at every world size.
+
+    Attributes:
+        rank: of this process.
+        world_size: ranks that share the epoch.
+        layers: canonical ids of what is read.
+        skipped: samples left out so far since their bytes are damaged (`on_error="skip"`).
     """
 
     def __init__(
@@ -50,6 +59,7 @@ class StreamingLoader:
         where: Where | None = None,
         shuffle: bool = True,
         verify: bool = True,
+        on_error: Literal["raise", "skip"] = "raise",
     ) -> None:
         """Select samples and plan the epoch; nothing heavy is read yet.
 
@@ -64,6 +74,8 @@ class StreamingLoader:
             where: index table to a boolean per row, true for samples to keep.
             shuffle: false keeps the index's order (still packed).
             verify: compare every chunk's checksum while reading.
+            on_error: of a sample whose bytes are damaged: raise, or leave it out of its batch,
+                count it in `skipped` and add a row to the set's ledger.
 
         Raises:
             InputError: nothing selected, a sample over the budget, or ranks that can't be.
@@ -73,6 +85,8 @@ class StreamingLoader:
         self._seed = seed
         self._shuffle = shuffle
         self._verify = verify
+        self._on_error = on_error
+        self.skipped = 0
         self.rank, self.world_size = _ranks(rank, world_size)
         self.layers = list(layers) if layers is not None else dataset.manifest.layers
         self._selected = self._select(split, where)
@@ -139,12 +153,22 @@ class StreamingLoader:
         positions = np.zeros(self._budget, dtype=np.int32)
         documents = np.full(self._budget, -1, dtype=np.int32)
         bounds = [0]
-        for document, position in enumerate(members):
+        read: list[int] = []
+        for position in members:
             start, stop = bounds[-1], bounds[-1] + int(self._lengths[position])
-            self._read_sample(position, states[:, start:stop], ids[start:stop], mask[start:stop])
+            try:
+                self._read_sample(
+                    position, states[:, start:stop], ids[start:stop], mask[start:stop]
+                )
+            except CorruptionError as error:
+                self._skip(position, error)
+                continue
             positions[start:stop] = np.arange(stop - start)
-            documents[start:stop] = document
+            documents[start:stop] = len(read)
             bounds.append(stop)
+            read.append(position)
+        for rest in (ids, mask):
+            rest[bounds[-1] :] = 0
         states[:, bounds[-1] :] = 0
         tensor = torch.from_numpy(states).view(_TORCH_DTYPE[manifest.storage.dtype])
         names = self._dataset.index["sample_id"]
@@ -156,7 +180,7 @@ class StreamingLoader:
             position_ids=torch.from_numpy(positions),
             document_ids=torch.from_numpy(documents),
             cu_seqlens=torch.tensor(bounds, dtype=torch.int32),
-            sample_ids=[str(names[position].as_py()) for position in members],
+            sample_ids=[str(names[position].as_py()) for position in read],
         )
 
     def _read_sample(
@@ -166,11 +190,29 @@ class StreamingLoader:
         ids: npt.NDArray[np.int32],
         mask: npt.NDArray[np.uint8],
     ) -> None:
-        read, verify = self._dataset.read_array, self._verify
-        for slot, layer in enumerate(self.layers):
-            read(layout.states_array(layer), position, states[slot], verify=verify)
-        stored_ids, stored_mask = self._dataset.read_tokens(position, verify=verify)
+        self._dataset.read_into(position, states, self.layers, verify=self._verify)
+        stored_ids, stored_mask = self._dataset.read_tokens(position, verify=self._verify)
         ids[:], mask[:] = stored_ids, stored_mask
+
+    def _skip(self, position: int, error: CorruptionError) -> None:
+        """Go on without a sample, never silently.
+
+        Raises:
+            CorruptionError: `on_error` is `raise`.
+        """
+        if self._on_error == "raise":
+            raise error
+        self.skipped += 1
+        try:
+            record_failure(
+                self._dataset.root,
+                shard=self._dataset.shard_of(position),
+                sample_id=str(self._dataset.index["sample_id"][position].as_py()),
+                kind=error.kind,
+                reason=str(error),
+            )
+        except (InputError, SpaceError) as unwritable:
+            logger.warning("skipped, and not in the ledger (%s): %s", unwritable, error)
 
     @cached_property
     def _fingerprint(self) -> dict[str, str | int]:

@@ -24,6 +24,7 @@ def overview(dataset: Dataset) -> dict[str, Any]:
         "version": manifest.version,
         **manifest.model_dump(mode="json", include={"target", "tokenizer", "capture", "storage"}),
         "samples": len(dataset),
+        "hidden": dataset.hidden,
         "tokens": dataset.tokens,
         "loss_tokens": int(np.sum(index["n_loss_tokens"].to_numpy())),
         "shards": {"planned": planned_shards(dataset), "committed": len(committed)},
@@ -67,6 +68,7 @@ def statistics(dataset: Dataset) -> dict[str, Any]:
     splits = [value or "no split" for value in index["split"].to_pylist()]
     return {
         "samples": len(dataset),
+        "hidden": dataset.hidden,
         "splits": {name: splits.count(name) for name in sorted(set(splits))},
         "length": quantiles(lengths),
         "loss_share": quantiles(kept / np.maximum(lengths, 1)),

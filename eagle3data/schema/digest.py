@@ -9,13 +9,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c as _crc32c
+from awscrt import checksums
 
 
 def crc32c(data: Any, value: int = 0) -> int:
-    """CRC32C (Castagnoli, RFC 3720) of anything with the buffer protocol; `value` continues one."""
-    checksum: int = _crc32c(memoryview(data).cast("B"), value)
-    return checksum
+    """CRC32C (Castagnoli, RFC 3720) of anything contiguous; `value` continues one."""
+    return int(checksums.crc32c(data, value))
+
+
+def combine_crc32c(first: int, second: int, second_bytes: int) -> int:
+    """CRC32C of two pieces one after the other, from the CRC32C of each."""
+    return int(checksums.combine_crc32c(first, second, second_bytes))
 
 
 def tokens_crc32c(input_ids: npt.NDArray[np.int32]) -> int:

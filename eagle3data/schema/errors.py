@@ -74,5 +74,9 @@ class AlreadyExistsError(Eagle3DataError):
     """An object that should have been created exclusively was already there."""
 
 
+class LostClaimError(Eagle3DataError):
+    """Another process took over what this one was working on; nothing of it was committed."""
+
+
 class SpaceError(Eagle3DataError):
     """Not enough room for what would be written."""

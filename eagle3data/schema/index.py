@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from eagle3data.schema.axis import TokenAxis
+from eagle3data.schema.column_digest import columns_digest
 from eagle3data.schema.digest import sequence_digest
 from eagle3data.schema.errors import InputError
 
@@ -41,6 +44,9 @@ _INDEX: list[pa.Field[Any]] = [
 INDEX_SCHEMA = pa.schema(_INDEX)
 """Lists from `absmax` to `n_inf` have one entry a captured layer, ascending."""
 
+TOKEN_COLUMNS = ("input_ids", "loss_mask")
+"""The columns with a value a token; nearly all of the index's bytes."""
+
 _PLAN: list[pa.Field[Any]] = [
     pa.field("sample_id", pa.string(), nullable=False),
     pa.field("shard", pa.int32(), nullable=False),
@@ -49,7 +55,7 @@ _PLAN: list[pa.Field[Any]] = [
     pa.field("tokens_crc32c", pa.uint32(), nullable=False),
 ]
 PLAN_SCHEMA = pa.schema(_PLAN)
-"""Rows in token order; the file's metadata holds `digest` and `first_shard`, `shards`."""
+"""Rows in token order; the metadata holds `digest`, `first_shard`, `shards`, `rows` (a digest)."""
 
 _PROMPTS: list[pa.Field[Any]] = [
     pa.field("sample_id", pa.string(), nullable=False),
@@ -60,18 +66,33 @@ PROMPTS_SCHEMA = pa.schema(_PROMPTS)
 """What `prepare` writes; the file's metadata holds `tokenizer` (JSON of `Tokenizer`), `model`."""
 
 
+def plan_rows(
+    axis: TokenAxis,
+    sample_ids: Sequence[str],
+    lengths: Sequence[int],
+    checksums: Sequence[int],
+    first_shard: int = 0,
+) -> pa.Table:
+    """`PLAN_SCHEMA` rows of samples laid out in order from the beginning of a shard."""
+    offsets = axis.place(lengths, first_shard)
+    shards = [axis.shard_of(offset) for offset in offsets]
+    columns = [sample_ids, shards, offsets, lengths, checksums]
+    return pa.table(dict(zip(PLAN_SCHEMA.names, columns, strict=True)), schema=PLAN_SCHEMA)
+
+
+def plan_rows_digest(table: pa.Table) -> str:
+    """ORDER-SENSITIVE digest of a plan segment's rows, for the segment itself."""
+    return columns_digest(table.select(PLAN_SCHEMA.names))
+
+
 def plan_digest(identity: str, table: pa.Table) -> str:
     """ORDER-SENSITIVE digest of a plan: the capture's identity, then each sample where it goes."""
-    columns = [table[name].to_pylist() for name in PLAN_SCHEMA.names]
-    rows = (":".join(map(str, row)) for row in zip(*columns, strict=True))
-    return sequence_digest([identity, *rows])
+    return sequence_digest([identity, plan_rows_digest(table)])
 
 
 def rows_digest(table: pa.Table) -> str:
-    """Digest of index rows in order: which samples, where, with which tokens and statistics."""
-    names = [name for name in INDEX_SCHEMA.names if name not in ("input_ids", "loss_mask")]
-    columns = [table[name].to_pylist() for name in names]
-    return sequence_digest(":".join(map(repr, row)) for row in zip(*columns, strict=True))
+    """ORDER-SENSITIVE digest of index rows, every column of this version with its nulls."""
+    return columns_digest(table.select(INDEX_SCHEMA.names))
 
 
 def check_schema(found: pa.Schema, expected: pa.Schema, where: str) -> None:

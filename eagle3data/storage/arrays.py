@@ -59,8 +59,9 @@ def metadata_documents(manifest: Manifest, shards: int) -> dict[str, bytes]:
     from zarr.storage import MemoryStore
 
     store: dict[str, Any] = {}
-    attributes = {"eagle3data": manifest.model_dump(mode="json")}
-    group = zarr.create_group(MemoryStore(store), zarr_format=3, attributes=attributes)
+    group = zarr.create_group(
+        MemoryStore(store), zarr_format=3, attributes=layout.manifest_attributes(manifest)
+    )
     axis = manifest.storage.axis
     for array in layout.array_names(manifest):
         codec = chunk_codec(manifest, array)

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numcodecs import Blosc, PCodec
+from numcodecs import Blosc
+from pcodec import ChunkConfig, DeltaSpec, ModeSpec, standalone
 
 from eagle3data.schema.digest import crc32c
 from eagle3data.schema.manifest import Codec
@@ -23,6 +24,23 @@ PCODEC_LEVEL = 8
 
 class ChunkError(Exception):
     """A chunk whose bytes are wrong; whoever knows where it lies says so."""
+
+
+@dataclass(frozen=True)
+class EncodedChunk:
+    """A chunk as it is stored: its payload, then the CRC32C of it."""
+
+    payload: bytes | memoryview
+    crc32c: int
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.payload) + CHECKSUM_BYTES
+
+    @property
+    def parts(self) -> tuple[bytes | memoryview, bytes]:
+        """What is written, in order."""
+        return self.payload, self.crc32c.to_bytes(CHECKSUM_BYTES, "little")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,48 +63,99 @@ class ChunkCodec:
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
     @cached_property
-    def _compressor(self) -> Blosc | PCodec | None:
-        if self.profile is Codec.NONE:
-            return None
-        if self.profile is Codec.PCODEC:
-            return PCodec(level=PCODEC_LEVEL)
+    def _blosc(self) -> Blosc:
         return Blosc(cname="lz4", clevel=5, shuffle=Blosc.BITSHUFFLE, typesize=self.dtype.itemsize)
 
-    def encode(self, chunk: npt.NDArray[Any]) -> list[bytes | memoryview]:
-        """Payload and checksum of a chunk (contiguous, of this shape and dtype)."""
-        raw = chunk.data.cast("B")
-        if self._compressor is None:
-            payload: bytes | memoryview = raw
-        else:
-            payload = bytes(self._compressor.encode(chunk))
-        return [payload, crc32c(payload).to_bytes(CHECKSUM_BYTES, "little")]
+    @cached_property
+    def _pcodec_config(self) -> ChunkConfig:
+        # A bfloat16 value cast to float16 has three dead mantissa bits. Saying so, and that
+        # neighbours do not predict each other, saves the search; the decoder is the same.
+        mode = ModeSpec.try_float_quant(3) if self.dtype.kind == "f" else ModeSpec.auto()
+        delta = DeltaSpec.try_consecutive(0)
+        return ChunkConfig(compression_level=PCODEC_LEVEL, mode_spec=mode, delta_spec=delta)
 
-    def decode(self, stored: memoryview, out: npt.NDArray[Any], *, verify: bool = True) -> None:
+    def encode(self, chunk: npt.NDArray[Any]) -> EncodedChunk:
+        """Payload and checksum of a chunk (contiguous, of this shape and dtype)."""
+        payload: bytes | memoryview
+        if self.profile is Codec.NONE:
+            payload = chunk.data.cast("B")
+        elif self.profile is Codec.LZ4:
+            payload = bytes(self._blosc.encode(chunk))
+        else:
+            payload = standalone.simple_compress(chunk.reshape(-1), self._pcodec_config)
+        return EncodedChunk(payload, crc32c(payload))
+
+    def decode(
+        self, stored: npt.NDArray[np.uint8], out: npt.NDArray[Any], *, verify: bool = True
+    ) -> int:
         """Decode a stored chunk into `out`: its first `len(out)` rows.
 
         Args:
-            stored: payload and checksum.
+            stored: payload and checksum, `[bytes]` uint8; may lie in a mapped file.
             out: contiguous, `[rows, ...]` with rows at most the chunk's.
             verify: compare the checksum (a decoder may still notice damage without it).
 
+        Returns:
+            The stored CRC32C.
+
         Raises:
-            ChunkError: a wrong checksum or size, or a payload that doesn't decode.
+            ChunkError: a wrong checksum or size, or a payload that doesn't decode. What `out`
+                holds then means nothing.
         """
         payload = stored[:-CHECKSUM_BYTES]
+        expected = int.from_bytes(stored[-CHECKSUM_BYTES:].tobytes(), "little")
+        if self.profile is Codec.NONE:
+            self._copy(payload, out, expected, verify=verify)
+            return expected
         if verify:
-            expected = int.from_bytes(stored[-CHECKSUM_BYTES:], "little")
-            found = crc32c(payload)
-            if found != expected:
-                raise ChunkError(f"its CRC32C is {found:08x}, stored was {expected:08x}")
-        if self._compressor is not None:
-            try:
-                payload = memoryview(self._compressor.decode(payload)).cast("B")
-            except (RuntimeError, ValueError) as error:
-                raise ChunkError(f"it does not decode ({error})") from None
-        if len(payload) != self.raw_bytes:
-            raise ChunkError(f"it holds {len(payload)} bytes, expected {self.raw_bytes}")
+            _compare(crc32c(payload), expected)
+        whole = out.nbytes == self.raw_bytes
+        target = out.reshape(-1) if whole else np.empty(self.raw_bytes, np.uint8).view(self.dtype)
+        try:
+            size = self._decompress(payload, target)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise ChunkError(f"it does not decode ({error})") from None
+        self._require_size(size)
+        if not whole:
+            out.reshape(-1)[:] = target[: out.size]
+        return expected
+
+    def _copy(
+        self,
+        payload: npt.NDArray[np.uint8],
+        out: npt.NDArray[Any],
+        expected: int,
+        *,
+        verify: bool,
+    ) -> None:
+        """Copy first, then checksum the copy: it is in the cache, the map's page may not be."""
+        self._require_size(len(payload))
         flat = out.reshape(-1).view(np.uint8)
-        flat[:] = np.frombuffer(payload, np.uint8, count=flat.nbytes)
+        np.copyto(flat, payload[: flat.nbytes])
+        if verify:
+            _compare(crc32c(payload[flat.nbytes :], crc32c(flat)), expected)
+
+    def _decompress(self, payload: npt.NDArray[np.uint8], target: npt.NDArray[Any]) -> int:
+        """Decode a whole chunk into `target` (flat); the bytes that the payload says it holds."""
+        if self.profile is Codec.LZ4:
+            # Bytes 4 to 8 of a Blosc 1 header: the uncompressed size.
+            size = int.from_bytes(payload[4:8].tobytes(), "little")
+            self._require_size(size)
+            self._blosc.decode(payload, out=target)
+            return size
+        progress = standalone.simple_decompress_into(payload.tobytes(), target)
+        if not progress.finished:
+            raise ChunkError(f"it holds more than {self.raw_bytes} bytes")
+        return int(progress.n_processed) * self.dtype.itemsize
+
+    def _require_size(self, size: int) -> None:
+        if size != self.raw_bytes:
+            raise ChunkError(f"it holds {size} bytes, expected {self.raw_bytes}")
+
+
+def _compare(found: int, expected: int) -> None:
+    if found != expected:
+        raise ChunkError(f"its CRC32C is {found:08x}, stored was {expected:08x}")
 
 
 def zarr_codecs(profile: Codec, dtype: np.dtype[Any]) -> dict[str, Any]:

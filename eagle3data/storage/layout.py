@@ -1,32 +1,37 @@
 """Names of everything below a root URL, and the small documents among them (see the format).
 
-zarr.json                     the group; attributes["eagle3data"] is the manifest
+zarr.json                     the group; attributes["eagle3data"] is the manifest, with its digest
 hidden_states/<layer>/...     one array a captured layer, c/<shard>/0 its shards
 input_ids/..., loss_mask/...  the same token axis and shards, c/<shard>
 plan/<segment>.arrow          which samples go where
 index/<shard>.arrow           the commit marker of a shard; index/all.arrow all in one
 ledger/<shard>-<n>.json       what was tried and failed
+quarantine/<shard>-<id>.json  samples that are hidden though their bytes stay
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
 
+from eagle3data.schema.digest import json_digest
 from eagle3data.schema.errors import CorruptionError, InputError, ManifestError
-from eagle3data.schema.index import PLAN_SCHEMA, check_schema
+from eagle3data.schema.index import PLAN_SCHEMA, check_schema, plan_rows_digest
 from eagle3data.schema.manifest import Manifest
 from eagle3data.storage.root import Root
 
 GROUP = "zarr.json"
+MANIFEST = "eagle3data"
+MANIFEST_DIGEST = "eagle3data_digest"
 INPUT_IDS = "input_ids"
 LOSS_MASK = "loss_mask"
 ALL_PARTS = "index/all.arrow"
 _FACTS = b"eagle3data"
+_PART = re.compile(r"[0-9]{8,}\.arrow")
 
 
 def states_array(layer: int) -> str:
@@ -66,11 +71,12 @@ def plan_segment(segment: int) -> str:
 
 def committed_shards(root: Root) -> list[int]:
     """Shards whose index part exists, ascending."""
-    return [
-        int(name.removesuffix(".arrow"))
-        for name in root.names("index")
-        if re.fullmatch(r"[0-9]{8,}\.arrow", name)
-    ]
+    return shards_of(root.names("index"))
+
+
+def shards_of(names: Iterable[str]) -> list[int]:
+    """Shards whose index part is among names from `index/`, ascending."""
+    return sorted(int(name[:-6]) for name in names if _PART.fullmatch(name))
 
 
 def read_manifest(root: Root) -> Manifest:
@@ -96,7 +102,20 @@ def read_manifest(root: Root) -> Manifest:
     attributes = group.get("attributes") if isinstance(group, dict) else None
     if not isinstance(attributes, dict):
         attributes = {}
-    return Manifest.from_json(attributes.get("eagle3data"), root.url)
+    manifest = attributes.get(MANIFEST)
+    if manifest is not None and json_digest(manifest) != attributes.get(MANIFEST_DIGEST):
+        raise ManifestError(
+            f"the manifest in {root.url}/zarr.json is not the one that was written: its digest is "
+            f"{json_digest(manifest)}, stored beside it is {attributes.get(MANIFEST_DIGEST)}. Put "
+            "back a copy of zarr.json; it is never changed after it was written."
+        )
+    return Manifest.from_json(manifest, root.url)
+
+
+def manifest_attributes(manifest: Manifest) -> dict[str, Any]:
+    """The group's attributes: the manifest, and a digest that shows when it was changed."""
+    value = manifest.model_dump(mode="json")
+    return {MANIFEST: value, MANIFEST_DIGEST: json_digest(value)}
 
 
 def encode_table(table: pa.Table, facts: Mapping[str, Any]) -> bytes:
@@ -110,54 +129,83 @@ def encode_table(table: pa.Table, facts: Mapping[str, Any]) -> bytes:
 
 
 def read_table(root: Root, name: str) -> tuple[pa.Table, dict[str, Any]]:
-    """A table and its facts, memory-mapped where the root is local.
+    """A table and its facts, read into memory.
 
     Raises:
         CorruptionError: missing, truncated or not an Arrow file.
     """
     try:
-        source = (
-            pa.memory_map(root.join(name)) if root.is_local else pa.BufferReader(root.read(name))
-        )
-        table = pa.ipc.open_file(source).read_all()
-        facts = json.loads((table.schema.metadata or {}).get(_FACTS, b"{}"))
+        data = root.read(name)
     except FileNotFoundError:
         raise CorruptionError("object_missing", f"{name} is gone", url=root.url) from None
-    except (pa.ArrowInvalid, OSError, ValueError) as error:
-        raise CorruptionError(
-            "index_corrupt",
-            f"{name} is not a whole Arrow file ({error}); `eagle3data validate` says what to do",
-            url=root.url,
-        ) from None
+    except OSError as error:
+        raise _no_table(root, name, error) from None
+    return decode_table(root, name, data)
+
+
+def decode_table(root: Root, name: str, data: bytes) -> tuple[pa.Table, dict[str, Any]]:
+    """A table and its facts, from the bytes of the object that has this name.
+
+    Raises:
+        CorruptionError: truncated or not an Arrow file.
+    """
+    try:
+        table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+        table.validate(full=True)
+        facts = dict(json.loads((table.schema.metadata or {}).get(_FACTS, b"{}")))
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        raise _no_table(root, name, error) from None
     return table, facts
 
 
-def read_gathered(root: Root) -> tuple[pa.Table, dict[int, str]] | None:
-    """`index/all.arrow` and the digests of the parts it was gathered from.
-
-    None where there is none, or where it is damaged or something else: all it holds is in the
-    parts, so it is no loss (`validate` reports it).
-    """
-    if not root.exists(ALL_PARTS):
-        return None
-    try:
-        table, facts = read_table(root, ALL_PARTS)
-    except CorruptionError:
-        return None
-    parts = {int(shard): str(rows) for shard, rows in facts.get("parts", {}).items()}
-    return (table, parts) if parts else None
+def _no_table(root: Root, name: str, error: Exception) -> CorruptionError:
+    return CorruptionError(
+        "index_corrupt",
+        f"{name} is not a whole Arrow file ({error}); `eagle3data repair` mends that",
+        url=root.url,
+    )
 
 
 def read_plan(root: Root) -> pa.Table:
     """All plan segments in order; `PLAN_SCHEMA` rows in token order.
 
     Raises:
-        CorruptionError: a segment is missing or no Arrow file.
+        CorruptionError: a segment is no Arrow file, or not as it was written.
     """
-    segments = [name for name in root.names("plan") if name.endswith(".arrow")]
-    tables = [PLAN_SCHEMA.empty_table()]
-    for segment in range(len(segments)):
-        table, _ = read_table(root, plan_segment(segment))
-        check_schema(table.schema, PLAN_SCHEMA, f"{root.url}/{plan_segment(segment)}")
-        tables.append(table.select(PLAN_SCHEMA.names).cast(PLAN_SCHEMA))
-    return pa.concat_tables(tables)
+    segments = [read_plan_segment(root, name) for name in _plan_segments(root)]
+    return pa.concat_tables([PLAN_SCHEMA.empty_table(), *segments])
+
+
+def read_plan_segment(root: Root, name: str) -> pa.Table:
+    """The rows of one plan segment (`PLAN_SCHEMA`), checked against their digest.
+
+    Raises:
+        CorruptionError: it is gone, no Arrow file, or not as it was written.
+    """
+    table, facts = read_table(root, name)
+    check_schema(table.schema, PLAN_SCHEMA, f"{root.url}/{name}")
+    table = table.select(PLAN_SCHEMA.names).cast(PLAN_SCHEMA)
+    digest = plan_rows_digest(table)
+    if facts.get("rows") != digest:
+        raise CorruptionError(
+            "plan_corrupt",
+            f"the rows of {name} have digest {digest}, it was written with {facts.get('rows')}; "
+            "`eagle3data repair` mends that",
+            url=root.url,
+        )
+    return table
+
+
+def plan_facts(root: Root) -> list[dict[str, Any]]:
+    """What each plan segment says about itself: `digest`, `first_shard`, `shards`, ...
+
+    Raises:
+        CorruptionError: a segment is no Arrow file.
+    """
+    return [read_table(root, name)[1] for name in _plan_segments(root)]
+
+
+def _plan_segments(root: Root) -> list[str]:
+    # `DatasetWriter` numbers segments by their shard, so a killed one can leave a gap.
+    names = [name for name in root.names("plan") if re.fullmatch(r"[0-9]{4,}\.arrow", name)]
+    return [f"plan/{name}" for name in sorted(names, key=lambda name: int(name[:-6]))]

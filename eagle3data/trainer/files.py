@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3data.schema.errors import InputError
-from eagle3data.storage.root import unwritable
+from eagle3data.storage.local import unwritable
 
 
 @contextmanager

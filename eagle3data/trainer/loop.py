@@ -19,7 +19,7 @@ import torch
 
 from eagle3data.readers.batch import Batch
 from eagle3data.schema.errors import Eagle3DataError
-from eagle3data.storage.root import exclusive_lock
+from eagle3data.storage.local import exclusive_lock
 from eagle3data.trainer import checkpoint
 from eagle3data.trainer.checkpoint import Checkpoint
 from eagle3data.trainer.config import OptimizerSection, TrainConfig, flat

@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
+
+from eagle3data.schema.errors import InputError
 
 
 class Level(StrEnum):
@@ -26,8 +28,8 @@ class Level(StrEnum):
         return self in (Level.SEMANTIC, Level.ALL)
 
 
-REPAIR = "Remove the shard's index part and objects, then run `extract` again."
-"""Advice for a shard that has to be done again."""
+REPAIR = "Run `eagle3data repair URL`, then `extract` again."
+"""Advice for what has to be done again."""
 
 
 class Severity(StrEnum):
@@ -88,6 +90,22 @@ class Finding:
         }
         return fixed | {key: value for key, value in optional.items() if value is not None}
 
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> Self:
+        """What `as_dict` made.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is something else.
+        """
+        span = value.get("token_range")
+        return cls(
+            **{
+                **value,
+                "severity": Severity(value["severity"]),
+                "token_range": (int(span[0]), int(span[1])) if span else None,
+            }
+        )
+
 
 @dataclass(kw_only=True)
 class Checked:
@@ -109,6 +127,9 @@ class Report:
         checked: how much was looked at.
         undecided: sentences, one a question that the level asks and these data can't answer.
         confidence: sentences: what was looked at, and what would have been caught.
+        hidden: committed samples that tombstones hide; they were not looked at.
+        parts: digest of the index part of each shard that an error concerns, by shard: a report
+            that is read later says nothing of a shard that was done again since.
     """
 
     url: str
@@ -117,11 +138,18 @@ class Report:
     checked: Checked = field(default_factory=Checked)
     undecided: list[str] = field(default_factory=list)
     confidence: list[str] = field(default_factory=list)
+    hidden: int = 0
+    parts: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def errors(self) -> list[Finding]:
+        """The findings that make the set faulty."""
+        return [finding for finding in self.findings if finding.severity is Severity.ERROR]
 
     @property
     def verdict(self) -> Verdict:
         """Faulty with any error; else undetermined if a question stayed open; else clean."""
-        if any(finding.severity is Severity.ERROR for finding in self.findings):
+        if self.errors:
             return Verdict.FAULTY
         return Verdict.UNDETERMINED if self.undecided else Verdict.CLEAN
 
@@ -153,8 +181,36 @@ class Report:
             },
             "undecided": self.undecided,
             "confidence": self.confidence,
+            "hidden": self.hidden,
+            "url": self.url,
+            "parts": {str(shard): digest for shard, digest in sorted(self.parts.items())},
         }
         return json.dumps(value, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """What `to_json` wrote.
+
+        Raises:
+            InputError: it is something else.
+        """
+        try:
+            value = json.loads(text)
+            return cls(
+                url=value["url"],
+                level=Level(value["level"]),
+                findings=[Finding.from_dict(finding) for finding in value["findings"]],
+                checked=Checked(**value["checked"]),
+                undecided=value["undecided"],
+                confidence=value["confidence"],
+                hidden=value["hidden"],
+                parts={int(shard): digest for shard, digest in value["parts"].items()},
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"that is no report of `eagle3data validate --json`: {type(error).__name__}, "
+                f"{error}."
+            ) from None
 
 
 def _place(finding: Finding) -> tuple[Any, ...]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from eagle3data.schema.errors import CorruptionError
 from eagle3data.schema.manifest import Manifest, NormState
 from eagle3data.validation import next_token, witness
-from eagle3data.validation.findings import Finding
-from eagle3data.validation.layer_views import REDO, LayerView, index_texts
+from eagle3data.validation.findings import REPAIR, Finding
+from eagle3data.validation.layer_views import LayerView, index_texts
 from eagle3data.validation.owners import find_owner
 from eagle3data.validation.probe_set import ProbeSet
 from eagle3data.validation.token_identity import Sequences, stands_above
@@ -388,6 +388,6 @@ class HeadChecks:
                 sample_id=self.probe.sample_id(position),
                 shard=self.probe.shard(position),
                 layer=layer,
-                advice=REDO,
+                advice=REPAIR,
             )
         )

@@ -11,10 +11,9 @@ import pyarrow as pa
 
 from eagle3data.schema.digest import tokens_crc32c
 from eagle3data.schema.manifest import Manifest, StorageDtype
-from eagle3data.validation.findings import Finding, Severity
+from eagle3data.validation.findings import REPAIR, Finding, Severity
 
 FLOAT16_MAX = 65_504.0
-_REDO = "Tombstone the sample and extract it again."
 
 
 def check_rows(table: pa.Table, manifest: Manifest) -> list[Finding]:
@@ -67,7 +66,7 @@ class Rows:
             detail=detail,
             sample_id=self.sample_ids[row],
             shard=int(self.shards[row]),
-            **{"advice": _REDO, **more},
+            **{"advice": REPAIR, **more},
         )
 
 

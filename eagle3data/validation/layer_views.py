@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from eagle3data.validation.findings import Finding
+from eagle3data.validation.findings import REPAIR, Finding
 from eagle3data.validation.owners import find_owner
 from eagle3data.validation.probe_set import ProbeSet
 from eagle3data.validation.sample_verdicts import Doubt, SampleJudge
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_OWNER_SEARCHES = 64
-REDO = "Tombstone it and extract it again."
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,7 +117,7 @@ def _broken(probe: ProbeSet, sequences: Sequences, layer: int, empty: Tensor) ->
             shard=probe.shard(position),
             layer=layer,
             token_range=None if len(at) == len(states) else (int(at[0]), int(at[-1]) + 1),
-            advice=REDO,
+            advice=REPAIR,
         )
 
 
@@ -185,7 +184,7 @@ def doubt_findings(
                     token_range=None if whole else token_range,
                     expected=f"about {view.typical:.0%} of rows naming their own token, as in the "
                     "other samples",
-                    advice=REDO,
+                    advice=REPAIR,
                 )
             )
     return found

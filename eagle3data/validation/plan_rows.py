@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -11,19 +11,26 @@ import pyarrow as pa
 
 from eagle3data.schema.errors import CorruptionError, InputError
 from eagle3data.storage import layout
+from eagle3data.storage.ledger import list_entries, read_entry
 from eagle3data.storage.root import Root
+from eagle3data.storage.tombstones import Tombstone, sample_key
 from eagle3data.validation.findings import REPAIR, Finding, Severity
-from eagle3data.writers.data_set import read_ledger
 
 _PLAN_ADVICE = "Put back a copy of plan/; without it nobody can tell what is missing."
 
 
-def check_plan(root: Root, parts: Mapping[int, pa.Table], gathered: set[int]) -> Iterator[Finding]:
+def check_plan(
+    root: Root,
+    parts: Mapping[int, pa.Table],
+    tombstones: Collection[Tombstone],
+    gathered: set[int],
+) -> Iterator[Finding]:
     """The plan against the index parts: nothing missing, nothing twice, nothing unplanned.
 
     Args:
         root: of the data set.
-        parts: readable index parts by shard.
+        parts: visible rows of the readable index parts, by shard.
+        tombstones: of the set.
         gathered: shards that `index/all.arrow` holds.
     """
     try:
@@ -52,11 +59,8 @@ def check_plan(root: Root, parts: Mapping[int, pa.Table], gathered: set[int]) ->
                 advice=_PLAN_ADVICE,
             )
             return
-    failed = Counter(
-        (row.get("shard"), row.get("sample_id"))
-        for row in read_ledger(root)
-        if row.get("sample_id") is not None
-    )
+    failed, unreadable = _read_ledger(root)
+    yield from unreadable
     have = {
         (shard, row["sample_id"]): row
         for shard, table in parts.items()
@@ -64,11 +68,17 @@ def check_plan(root: Root, parts: Mapping[int, pa.Table], gathered: set[int]) ->
             ["sample_id", "token_offset", "length", "tokens_crc32c"]
         ).to_pylist()
     }
+    hidden = set(tombstones)
     uncommitted: Counter[int] = Counter()
     planned = set()
+    unhidden, buried = set(), []
     for row in plan.to_pylist():
         key = (row["shard"], row["sample_id"])
         planned.add(key)
+        if hidden and Tombstone(row["shard"], sample_key(row["sample_id"])) in hidden:
+            buried.append(row)
+            continue
+        unhidden.add(row["sample_id"])
         if row["shard"] not in parts:
             uncommitted[row["shard"]] += 1
         elif key in have:
@@ -82,7 +92,17 @@ def check_plan(root: Root, parts: Mapping[int, pa.Table], gathered: set[int]) ->
                 "ledger knows it.",
                 advice=REPAIR,
             )
+    planned_shards = {shard for shard, _ in planned}
+    for shard in sorted({shard for shard, _ in have} - planned_shards):
+        yield Finding(
+            kind="plan_missing",
+            shard=shard,
+            detail=f"shard {shard} is committed, but no plan segment names it.",
+            advice=_PLAN_ADVICE,
+        )
     for shard, sample_id in have.keys() - planned:
+        if shard not in planned_shards:
+            continue
         yield Finding(
             kind="index_hole",
             sample_id=sample_id,
@@ -90,7 +110,33 @@ def check_plan(root: Root, parts: Mapping[int, pa.Table], gathered: set[int]) ->
             detail="the index holds it, but no plan put it there.",
             advice=REPAIR,
         )
+    yield from _lost(row for row in buried if row["sample_id"] not in unhidden)
     yield from _unfinished(uncommitted, root, gathered)
+
+
+def _read_ledger(root: Root) -> tuple[set[tuple[int, str]], list[Finding]]:
+    """What failed, and what in the ledger says nothing."""
+    failed, unreadable = set(), []
+    for name in list_entries(root):
+        try:
+            row = read_entry(root, name)
+            failed.add((row["shard"], row["sample_id"]))
+        except CorruptionError as error:
+            detail = str(error)
+            unreadable.append(Finding(kind="ledger_corrupt", detail=detail, advice=REPAIR))
+    return failed, unreadable
+
+
+def _lost(rows: Iterable[dict[str, Any]]) -> Iterator[Finding]:
+    for row in rows:
+        yield Finding(
+            kind="index_hole",
+            sample_id=row["sample_id"],
+            shard=row["shard"],
+            detail="a tombstone hides it, and no later plan segment does it again.",
+            advice="Run `extract` again (or append the sample again, where no `extract` made the "
+            "set).",
+        )
 
 
 def _unfinished(uncommitted: Counter[int], root: Root, gathered: set[int]) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from eagle3data.schema.errors import CorruptionError
 from eagle3data.schema.index import list_values
 from eagle3data.storage import layout
 from eagle3data.storage.arrays import chunk_codec
-from eagle3data.storage.shard import ShardReader
+from eagle3data.storage.shard_decoder import ShardDecoder
 from eagle3data.validation.findings import Finding
 
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ class ProbeSet:
         self.bytes_read += out.nbytes
         return as_tensor(out[-1:])[0]
 
-    def _open_shard(self, array: str, shard: int) -> ShardReader:
+    def _open_shard(self, array: str, shard: int) -> ShardDecoder:
         manifest = self.dataset.manifest
-        return ShardReader(
+        return ShardDecoder(
             self.dataset.root,
             chunk_codec(manifest, array),
             array=array,

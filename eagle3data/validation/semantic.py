@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from eagle3data.readers.dataset import Dataset
 from eagle3data.storage.model_weights import TargetHead, UnknownHeadError, load_head
 from eagle3data.validation import layer_profile, next_token
-from eagle3data.validation.findings import Finding
+from eagle3data.validation.findings import REPAIR, Finding
 from eagle3data.validation.head_checks import HeadChecks
-from eagle3data.validation.layer_views import REDO, LayerView, doubt_findings, look
+from eagle3data.validation.layer_views import LayerView, doubt_findings, look
 from eagle3data.validation.probe_set import ProbeSet
 from eagle3data.validation.significance import caught_share, log_threshold
 from eagle3data.validation.token_identity import WIDE_SHIFTS, Sequences, frequent_tokens
@@ -129,7 +129,7 @@ def _misplaced(probe: ProbeSet, places: Sequence[tuple[int, int, int]]) -> list[
             sample_id=probe.sample_id(probe.positions[sample]),
             shard=probe.shard(probe.positions[sample]),
             layer=layer,
-            advice=REDO,
+            advice=REPAIR,
         )
         for sample, layer, like in places
     ]

@@ -14,11 +14,18 @@ from eagle3data.schema.layers import missing_final_layer
 from eagle3data.schema.manifest import Manifest
 from eagle3data.schema.target import describe_target
 from eagle3data.storage import layout
+from eagle3data.storage.committed import gathered_pieces
+from eagle3data.storage.gathered import Parts
 from eagle3data.storage.root import Root
+from eagle3data.storage.tombstones import list_tombstones
 from eagle3data.validation.array_metadata import check_array_metadata
 from eagle3data.validation.findings import REPAIR, Finding, Severity
+from eagle3data.validation.hidden import keys_by_shard, visible_rows
 from eagle3data.validation.index_rows import check_rows
+from eagle3data.validation.part_facts import stated_objects
 from eagle3data.validation.plan_rows import check_plan
+
+_REGATHER = "Run `eagle3data repair URL`; it makes index/all.arrow anew from the parts."
 
 
 @dataclass(kw_only=True)
@@ -28,21 +35,28 @@ class Structure:
     Attributes:
         manifest: of the data set.
         parts: readable index parts by shard.
-        objects: by shard, what its part says of each of its objects (`path`, `bytes`, `crc32c`).
+        visible: their rows that no tombstone hides.
+        objects: by shard, what its part says of each of its objects (`bytes`, `crc32c`), by path.
         findings: in the order found.
         bytes_read: of index parts and plan.
     """
 
     manifest: Manifest
     parts: dict[int, pa.Table] = field(default_factory=dict)
-    objects: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    visible: dict[int, pa.Table] = field(default_factory=dict)
+    objects: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     bytes_read: int = 0
 
     @property
     def rows(self) -> pa.Table:
-        """All readable rows."""
-        return pa.concat_tables([INDEX_SCHEMA.empty_table(), *self.parts.values()])
+        """All readable rows that no tombstone hides."""
+        return pa.concat_tables([INDEX_SCHEMA.empty_table(), *self.visible.values()])
+
+    @property
+    def hidden(self) -> int:
+        """Rows that tombstones hide."""
+        return sum(table.num_rows for table in self.parts.values()) - self.rows.num_rows
 
 
 def check_structure(root: Root, model: str | None, revision: str | None) -> Structure:
@@ -58,12 +72,16 @@ def check_structure(root: Root, model: str | None, revision: str | None) -> Stru
         found.findings += _model(found.manifest, model, revision)
     for shard in layout.committed_shards(root):
         _read_part(root, shard, found)
-    table = found.rows
-    found.findings += check_rows(table, found.manifest)
+    tombstones = list_tombstones(root)
+    keys = keys_by_shard(tombstones)
+    found.visible = {
+        shard: visible_rows(table, keys.get(shard, ())) for shard, table in found.parts.items()
+    }
+    found.findings += check_rows(found.rows, found.manifest)
     found.findings += _wrong_shards(found)
     found.findings += _objects(root, found)
     held = _gathered_index(root, found)
-    found.findings += check_plan(root, found.parts, held)
+    found.findings += check_plan(root, found.visible, tombstones, held)
     found.findings += check_array_metadata(root, found.manifest)
     return found
 
@@ -132,7 +150,7 @@ def _read_part(root: Root, shard: int, found: Structure) -> None:
     table = table.select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
     found.bytes_read += table.nbytes
     found.parts[shard] = table
-    found.objects[shard] = list(facts.get("objects", []))
+    found.objects[shard] = stated_objects(facts)
     if facts.get("rows") != rows_digest(table):
         found.findings.append(
             Finding(
@@ -147,7 +165,7 @@ def _read_part(root: Root, shard: int, found: Structure) -> None:
 
 def _wrong_shards(found: Structure) -> Iterator[Finding]:
     span = found.manifest.storage.shard_tokens
-    for shard, table in found.parts.items():
+    for shard, table in found.visible.items():
         offsets = table["token_offset"].to_numpy()
         for sample_id, offset in zip(_sample_ids(table), offsets, strict=True):
             if offset // span != shard:
@@ -162,12 +180,13 @@ def _wrong_shards(found: Structure) -> Iterator[Finding]:
 
 
 def _objects(root: Root, found: Structure) -> Iterator[Finding]:
-    for shard, table in found.parts.items():
+    for shard, table in found.visible.items():
+        if found.parts[shard].num_rows and not table.num_rows:
+            continue  # nobody needs the objects of a shard that is hidden as a whole
         samples = _named(_sample_ids(table))
-        stated = {entry["path"]: entry for entry in found.objects[shard]}
         for array in layout.array_names(found.manifest):
             path = layout.shard_object(array, shard)
-            entry = stated.get(path)
+            entry = found.objects[shard].get(path)
             size = root.size(path)
             kind, detail = "", ""
             if size is None:
@@ -198,19 +217,17 @@ def _gathered_index(root: Root, found: Structure) -> set[int]:
     """Compare `index/all.arrow` with the parts; the shards that it says it holds."""
     if not root.exists(layout.ALL_PARTS):
         return set()
-    try:
-        table, facts = layout.read_table(root, layout.ALL_PARTS)
-        check_schema(table.schema, INDEX_SCHEMA, layout.ALL_PARTS)
-    except (CorruptionError, InputError) as error:
+    pieces = gathered_pieces(root)
+    if not pieces:
         found.findings.append(
             Finding(
                 kind="index_corrupt",
-                detail=str(error),
-                advice="Delete index/all.arrow; opening the set reads the parts instead.",
+                detail="index/all.arrow is not a whole gathered index; the parts are read instead.",
+                advice=_REGATHER,
             )
         )
         return set()
-    held = {int(shard) for shard in facts.get("parts", {})}
+    held = {int(shard) for shard in Parts.joined(piece.parts for piece in pieces).shards}
     for shard in sorted(held - set(layout.committed_shards(root))):
         found.findings.append(
             Finding(
@@ -218,18 +235,18 @@ def _gathered_index(root: Root, found: Structure) -> set[int]:
                 shard=shard,
                 detail=f"index/all.arrow holds shard {shard}, but {layout.index_part(shard)} is "
                 "gone.",
-                advice="Run `extract` again; it redoes the shard.",
+                advice=REPAIR,
             )
         )
     parts = [found.parts[shard] for shard in sorted(held & set(found.parts))]
     own = pa.concat_tables([INDEX_SCHEMA.empty_table(), *parts])
-    gathered = table.select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
+    gathered = pa.concat_tables([piece.rows for piece in pieces])
     if held <= set(found.parts) and rows_digest(own) != rows_digest(gathered):
         found.findings.append(
             Finding(
                 kind="index_changed",
                 detail="index/all.arrow holds other rows than the parts it was gathered from.",
-                advice="Delete index/all.arrow; opening the set reads the parts instead.",
+                advice=_REGATHER,
             )
         )
         found.findings += check_rows(gathered, found.manifest)

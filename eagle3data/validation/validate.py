@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from eagle3data.readers.dataset import Dataset, open_dataset
 from eagle3data.schema.errors import CorruptionError, InputError
+from eagle3data.storage import layout
 from eagle3data.storage.root import Root
 from eagle3data.validation.findings import Checked, Finding, Level, Report
 from eagle3data.validation.structure import check_structure
@@ -43,8 +45,10 @@ def validate(
         raise InputError(f"level is {level!r}; expected one of {', '.join(Level)}.")
     report = Report(url=url, level=Level(level))
     stage = stage or _silent
-    structure = check_structure(Root(url), model, revision)
+    root = Root(url)
+    structure = check_structure(root, model, revision)
     report.add(structure.findings)
+    report.hidden = structure.hidden
     rows = structure.rows
     report.checked = Checked(
         samples=rows.num_rows,
@@ -60,7 +64,23 @@ def validate(
         if report.level.probes_meaning:
             _meaning(dataset, model, revision, report, stage)
     _levels_note(report)
+    report.parts = _parts_concerned(root, report)
     return report
+
+
+def _parts_concerned(root: Root, report: Report) -> dict[int, str]:
+    shards = {finding.shard for finding in report.errors if finding.shard is not None}
+    digests = {shard: part_digest(root, shard) for shard in sorted(shards)}
+    return {shard: digest for shard, digest in digests.items() if digest is not None}
+
+
+def part_digest(root: Root, shard: int) -> str | None:
+    """What tells a shard's index part from that of another attempt; None where there is none."""
+    try:
+        data = root.read(layout.index_part(shard))
+    except FileNotFoundError:
+        return None
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def _open(url: str, report: Report) -> Dataset | None:
@@ -79,6 +99,11 @@ def _contents(dataset: Dataset, report: Report, stage: Stage) -> None:
         contents = check_contents(dataset, advance)
     report.add(contents.findings)
     report.checked.bytes += contents.bytes_read
+    if contents.uncompared:
+        report.confidence.append(
+            f"Of shards {contents.uncompared} the visible samples were checked, but not whether "
+            "each object as a whole is the one that was committed: bytes of hidden samples differ."
+        )
 
 
 def _meaning(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import uuid
+import io
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from eagle3data.schema.errors import AlreadyExistsError, CorruptionError, InputError, MismatchError
+from eagle3data.schema.errors import AlreadyExistsError, InputError, MismatchError
+from eagle3data.schema.index import plan_rows_digest
 from eagle3data.schema.manifest import Manifest
 from eagle3data.storage import layout
 from eagle3data.storage.arrays import metadata_documents
-from eagle3data.storage.root import Root
+from eagle3data.storage.committed import gather, read_committed
+from eagle3data.storage.gathered import write_gathered
+from eagle3data.storage.root import Root, Upload
+from eagle3data.storage.tombstones import Tombstone, list_tombstones, sample_key
 
 
 def create_data_set(root: Root, manifest: Manifest, shards: int) -> None:
@@ -63,7 +67,7 @@ def require_same(root: Root, manifest: Manifest) -> None:
         raise MismatchError(
             f"{root.url} was planned from other prompts (other samples, another order or other "
             "masks) or with another --shard-tokens. It was left as it is. Continue it with the "
-            "prompts of the first run, or choose another --out."
+            "prompts of the first run, add these with --append, or choose another --out."
         )
     if differences:
         raise MismatchError(
@@ -88,6 +92,7 @@ def write_plan(root: Root, segment: int, table: pa.Table, facts: Mapping[str, An
         MismatchError: a segment of that number with another digest exists.
     """
     name = layout.plan_segment(segment)
+    facts = {**facts, "rows": plan_rows_digest(table)}
     try:
         root.create(name, [layout.encode_table(table, facts)])
     except AlreadyExistsError:
@@ -99,44 +104,67 @@ def write_plan(root: Root, segment: int, table: pa.Table, facts: Mapping[str, An
             ) from None
 
 
-def record_failure(root: Root, *, shard: int, sample_id: str, kind: str, reason: str) -> None:
-    """Add a row to the ledger: a sample that was tried and could not be written."""
-    row = {"shard": shard, "sample_id": sample_id, "kind": kind, "reason": reason}
-    name = f"ledger/{shard:08d}-{uuid.uuid4().hex[:12]}.json"
-    root.create(name, [json.dumps(row).encode()])
-
-
-def read_ledger(root: Root) -> list[dict[str, Any]]:
-    """All ledger rows: `shard`, `sample_id`, `kind`, `reason`.
+def live_sample_ids(root: Root) -> set[str]:
+    """Ids of all committed samples that no tombstone hides.
 
     Raises:
-        CorruptionError: an entry that is not one.
+        CorruptionError: an index part that can't be read.
     """
-    rows = []
-    for name in root.names("ledger"):
-        if not name.endswith(".json"):
-            continue
-        try:
-            row = json.loads(root.read(f"ledger/{name}"))
-        except ValueError:
-            row = None
-        if not isinstance(row, dict) or not {"shard", "sample_id", "kind", "reason"} <= set(row):
-            raise CorruptionError(
-                "ledger_corrupt",
-                f"ledger/{name} is no ledger entry; look at it, then delete it",
-                url=root.url,
-            )
-        rows.append(row)
-    return rows
+    hidden = set(list_tombstones(root))
+    found: set[str] = set()
+    for piece in read_committed(root):
+        shards = np.repeat(piece.parts.shards, piece.parts.samples).tolist()
+        for shard, name in zip(shards, piece.rows["sample_id"].to_pylist(), strict=True):
+            if Tombstone(shard, sample_key(str(name))) not in hidden:
+                found.add(str(name))
+    return found
+
+
+def drop_part(root: Root, shard: int) -> None:
+    """Take a commit back: the shard's objects then belong to nobody and it is done again.
+
+    For parts that are no commits: torn ones, and those whose objects are another attempt's.
+    """
+    # First, or it would go on serving the rows of a part that is made again.
+    root.delete(layout.ALL_PARTS)
+    root.delete(layout.index_part(shard))
 
 
 def consolidate_index(root: Root) -> None:
-    """Gather all index parts into `index/all.arrow`, with the digest of each part it holds."""
-    tables, parts = [], {}
-    for shard in layout.committed_shards(root):
-        table, facts = layout.read_table(root, layout.index_part(shard))
-        tables.append(table)
-        parts[str(shard)] = facts["rows"]
-    if tables:
-        combined = pa.concat_tables(tables).combine_chunks()
-        root.replace(layout.ALL_PARTS, layout.encode_table(combined, {"parts": parts}))
+    """Gather all index parts into `index/all.arrow`; nothing is written if it holds them already.
+
+    What it holds is not read from the parts again, and one batch at a time is in memory.
+
+    Raises:
+        CorruptionError: a part that is gone, truncated or not as it was committed.
+        SpaceError, InputError: the place is full or can't be written.
+    """
+    pieces = gather(root)
+    if pieces is None:
+        return
+    upload = root.begin(layout.ALL_PARTS)
+    try:
+        write_gathered(_Sink(upload), pieces)
+    except BaseException:
+        upload.abort()
+        raise
+    upload.replace()
+
+
+class _Sink(io.RawIOBase):
+    """An upload as a file for pyarrow to write to."""
+
+    def __init__(self, upload: Upload) -> None:
+        self._upload = upload
+        self._written = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._written
+
+    def write(self, data: Any, /) -> int:
+        self._upload.write([data])
+        self._written += len(data)
+        return len(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,11 @@ import numpy.typing as npt
 from eagle3data.schema.errors import SampleError
 from eagle3data.schema.sample import Sample, as_float32
 
-_ROWS_AT_ONCE = 4096
+_VALUES_AT_ONCE = 16 * 7168
+"""Float32 of so many values, and their bits, stay in a core's own cache."""
+_WITHOUT_SIGN = np.uint16(0x7FFF)
+_RELATIVE_ERROR = 1e-3
+"""Statistics are sums in another order at most: they agree far closer than this."""
 
 
 @dataclass(frozen=True)
@@ -34,30 +39,80 @@ class LayerStatistics:
     n_nan: int
     n_inf: int
 
+    def difference(self, stated: LayerStatistics) -> str | None:
+        """A sentence on a magnitude that is not what the index states; None where all agree."""
+        for name in ("absmax", "rms", "min_row_rms"):
+            here, there = getattr(self, name), getattr(stated, name)
+            if not math.isclose(here, there, rel_tol=_RELATIVE_ERROR, abs_tol=1e-6):
+                return f"its {name} is {here:.6g}, the index says {there:.6g}: written again since."
+        return None
+
 
 def layer_statistics(states: npt.NDArray[Any]) -> LayerStatistics:
-    """Statistics of `[T, H]` states (float16, or bfloat16 as uint16 bits), in float32."""
-    absmax, squares, least, zero_rows, n_nan, n_inf = 0.0, 0.0, np.inf, 0, 0, 0
-    for start in range(0, len(states), _ROWS_AT_ONCE):
-        rows = as_float32(states[start : start + _ROWS_AT_ONCE])
-        finite = np.isfinite(rows)
-        if not finite.all():
-            n_nan += int(np.isnan(rows).sum())
-            n_inf += int(np.isinf(rows).sum())
-            rows = np.where(finite, rows, 0)
-        absmax = max(absmax, float(np.abs(rows).max()))
-        row_squares = np.einsum("th,th->t", rows, rows, dtype=np.float64)
-        squares += float(row_squares.sum())
-        least = min(least, float(row_squares.min()))
-        zero_rows += int((row_squares == 0).sum())
-    width = states.shape[1]
+    """Statistics of `[T, H]` states: float16, or bfloat16 as uint16 bits.
+
+    Works on the bits: without its sign bit a number's bits order as its magnitude does, and
+    numpy turns integers into float32 many times faster than float16 into float32.
+    """
+    rows, width = states.shape
+    measure = _Float16() if states.dtype == np.float16 else _BFloat16()
+    bits = np.ascontiguousarray(states).view(np.uint16)
+    largest = np.empty(rows, np.uint16)
+    squares = np.empty(rows, np.float64)
+    step = max(1, _VALUES_AT_ONCE // width)
+    magnitude = np.empty((step, width), np.uint16)
+    widened = np.empty((step, width), np.uint32)
+    for start in range(0, rows, step):
+        stop = min(start + step, rows)
+        piece, wide = magnitude[: stop - start], widened[: stop - start]
+        np.bitwise_and(bits[start:stop], _WITHOUT_SIGN, out=piece)
+        np.max(piece, axis=1, out=largest[start:stop])
+        np.copyto(wide, piece)
+        values = measure.to_float32(wide)
+        squares[start:stop] = np.vecdot(values, values)
+    if largest.max() >= measure.infinity:
+        return _with_nonfinite(states, int((largest == 0).sum()))
     return LayerStatistics(
-        absmax=absmax,
-        rms=float(np.sqrt(squares / states.size)),
-        min_row_rms=float(np.sqrt(least / width)),
-        n_zero_rows=zero_rows,
-        n_nan=n_nan,
-        n_inf=n_inf,
+        absmax=float(measure.to_float32(largest.max(keepdims=True).astype(np.uint32))[0]),
+        rms=float(np.sqrt(squares.sum() / states.size)),
+        min_row_rms=float(np.sqrt(squares.min() / width)),
+        n_zero_rows=int((largest == 0).sum()),
+        n_nan=0,
+        n_inf=0,
+    )
+
+
+class _Float16:
+    infinity = 0x7C00
+
+    def to_float32(self, bits: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:
+        # Shifted into float32's place the exponent is 112 too low; this holds for subnormals too.
+        np.left_shift(bits, 13, out=bits)
+        values = bits.view(np.float32)
+        np.multiply(values, np.float32(2.0**112), out=values)
+        return values
+
+
+class _BFloat16:
+    infinity = 0x7F80
+
+    def to_float32(self, bits: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:
+        np.left_shift(bits, 16, out=bits)
+        return bits.view(np.float32)
+
+
+def _with_nonfinite(states: npt.NDArray[Any], n_zero_rows: int) -> LayerStatistics:
+    """The slow way, for states that will be refused: magnitudes over the finite values."""
+    values = as_float32(states)
+    finite = np.where(np.isfinite(values), values, 0).astype(np.float64)
+    squares = np.einsum("th,th->t", finite, finite)
+    return LayerStatistics(
+        absmax=float(np.abs(finite).max()),
+        rms=float(np.sqrt(squares.sum() / states.size)),
+        min_row_rms=float(np.sqrt(squares.min() / states.shape[1])),
+        n_zero_rows=n_zero_rows,
+        n_nan=int(np.isnan(values).sum()),
+        n_inf=int(np.isinf(values).sum()),
     )
 
 

@@ -77,7 +77,7 @@ def test_plan(states: str, smollm2: Path, prompts: Path, tmp_path: Path, command
 @pytest.mark.parametrize(
     "name",
     ["prepare", "regenerate", "plan", "extract", "status", "info", "show", "stats", "validate",
-     "train", "export"],
+     "copy", "train", "export"],
 )  # fmt: skip
 def test_every_command_has_help_with_an_example(name: str, command: Command) -> None:
     done = command(name, "--help")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import resource
 import signal
@@ -13,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from eagle3data import open_dataset
-from tests.support import Command, eagle3data
+from tests.killing import entries, kill_after, start
+from tests.support import CONVERSATIONS, Command, eagle3data
 
 SMALL_SHARDS = ("--shard-tokens", "384")
 
@@ -22,22 +22,11 @@ def _words(prompts: Path, smollm2: Path, url: Path) -> list[str]:
     return list(map(str, ["extract", prompts, "--model", smollm2, "--out", url, *SMALL_SHARDS]))
 
 
-def _start(words: list[str]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "eagle3data.cli.main", *words]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ}
-    )
-
-
 def _objects(url: Path) -> dict[str, bytes]:
     """Every array object, by name."""
     files = [path for path in url.rglob("*") if path.is_file()]
     names = {str(path.relative_to(url)): path for path in files}
     return {name: path.read_bytes() for name, path in names.items() if "/c/" in name}
-
-
-def _entries(url: Path) -> int:
-    return sum(len(files) for _, _, files in os.walk(url))
 
 
 @pytest.fixture(scope="session")
@@ -50,17 +39,6 @@ def never_interrupted(
     return url
 
 
-def _kill_after(process: subprocess.Popen[str], url: Path, entries: int) -> bool:
-    """Kill -9 once the folder holds more entries; false if the run ended first."""
-    while process.poll() is None:
-        if _entries(url) >= entries:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-            return True
-    process.communicate()
-    return False
-
-
 def _kill_and_continue(
     kills: int, seed: int, prompts: Path, smollm2: Path, url: Path, never_interrupted: Path
 ) -> int:
@@ -68,8 +46,8 @@ def _kill_and_continue(
     rng = random.Random(seed)
     happened = 0
     for _ in range(kills):
-        process = _start(words)
-        happened += _kill_after(process, url, _entries(url) + rng.randint(1, 14))
+        process = start(words)
+        happened += kill_after(process, url, entries(url) + rng.randint(1, 14))
     done = eagle3data(*words)
     assert done.returncode == 0, done.stderr
     assert _objects(url) == _objects(never_interrupted)
@@ -101,7 +79,7 @@ def test_ctrl_c_says_how_to_continue(
     prompts: Path, smollm2: Path, tmp_path: Path, command: Command
 ) -> None:
     url = tmp_path / "set"
-    process = _start(_words(prompts, smollm2, url))
+    process = start(_words(prompts, smollm2, url))
     while process.poll() is None and not list((url / "index").glob("0*.arrow")):
         pass
     process.send_signal(signal.SIGINT)
@@ -146,13 +124,41 @@ def test_full_disk_keeps_what_is_committed(
     assert _objects(url) == _objects(never_interrupted)
 
 
-def test_two_writers_at_once(prompts: Path, smollm2: Path, tmp_path: Path) -> None:
+def test_two_workers_share_the_shards(
+    prompts: Path, smollm2: Path, tmp_path: Path, never_interrupted: Path
+) -> None:
     url = tmp_path / "set"
-    first = _start(_words(prompts, smollm2, url))
-    while first.poll() is None and not (url / "zarr.json").exists():
-        pass
-    second = eagle3data(*_words(prompts, smollm2, url))
-    first.communicate()
-    assert first.returncode == 0
-    assert second.returncode == 2
-    assert "another process is writing" in second.stderr
+    workers = [start(_words(prompts, smollm2, url)) for _ in range(2)]
+    said = [worker.communicate() for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], said
+    assert _objects(url) == _objects(never_interrupted)
+    assert open_dataset(str(url)).index.equals(open_dataset(str(never_interrupted)).index)
+
+
+def test_prompts_are_appended_and_what_is_there_stays(
+    prompts: Path, smollm2: Path, tmp_path: Path, states: str, command: Command
+) -> None:
+    lines = CONVERSATIONS.read_text().splitlines(keepends=True)
+    files = {}
+    for name, some in (("first", lines[:3]), ("more", lines[2:6])):
+        source, files[name] = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.arrow"
+        source.write_text("".join(some))
+        words = ["prepare", source, "--model", smollm2, "--out", files[name]]
+        assert command(*words).returncode == 0
+    url = tmp_path / "set"
+    extract = ["--model", smollm2, "--out", url]
+    assert command("extract", files["first"], *extract).returncode == 0
+    before = _objects(url)
+    refused = command("extract", files["more"], *extract)
+    assert refused.returncode == 2
+    assert "--append" in refused.stderr
+    done = command("extract", files["more"], *extract, "--append")
+    assert done.returncode == 0, done.stderr
+    assert "1 of these prompts were part of the set before" in done.stdout
+    after = _objects(url)
+    assert {name: after[name] for name in before} == before
+    again = command("extract", files["more"], *extract, "--append")
+    assert "Nothing to do" in again.stdout, again.stdout + again.stderr
+    dataset = open_dataset(str(url))
+    assert len(dataset) == len(set(dataset.index["sample_id"].to_pylist())) == 6
+    assert command("validate", url, "--level", "full").returncode == 0

@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from eagle3data import open_dataset
 from eagle3data.schema.errors import AlreadyExistsError, CorruptionError
 from eagle3data.storage import layout
 from eagle3data.storage.root import Root
 from tests.support import Command, random_samples, same_sample, small_manifest, write_set
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
-@pytest.fixture
-def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    settings = {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
-    boto3.client("s3").create_bucket(Bucket="states")
-    return "s3://states"
 
 
 def test_write_read_and_exclusive_creation(bucket: str) -> None:

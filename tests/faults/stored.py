@@ -11,9 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import zarr
-from crc32c import crc32c
 
+from eagle3data.schema.digest import crc32c, json_digest
 from eagle3data.schema.index import INDEX_SCHEMA, rows_digest
+from eagle3data.storage.root import Root
+from eagle3data.writers.data_set import consolidate_index
 
 States = npt.NDArray[Any]
 Row = dict[str, Any]
@@ -34,14 +36,13 @@ class StoredSet:
 
     def rows(self) -> list[Row]:
         """Index rows in order, each with its shard."""
-        return [
-            {**row, "shard": shard}
-            for shard, file in self.parts().items()
-            for row in read_part(file)[0].to_pylist()
-        ]
+        return [row for shard in self.parts() for row in self.rows_of(shard)]
 
     def row(self, sample_id: str) -> Row:
         return next(row for row in self.rows() if row["sample_id"] == sample_id)
+
+    def rows_of(self, shard: int) -> list[Row]:
+        return [{**row, "shard": shard} for row in read_part(self.parts()[shard])[0].to_pylist()]
 
     def states(self, layer: int, sample_id: str) -> States:
         row = self.row(sample_id)
@@ -95,6 +96,7 @@ class StoredSet:
         manifest: dict[str, Any] = dict(self.manifest)
         edit(manifest)
         group.attrs["eagle3data"] = manifest
+        group.attrs["eagle3data_digest"] = json_digest(manifest)
 
     def _array(self, layer: int) -> Any:
         return zarr.open_array(self.folder / f"hidden_states/{layer}", mode="r+")
@@ -127,9 +129,8 @@ class StoredSet:
         return found
 
     def _gather(self) -> None:
-        tables = [read_part(file)[0] for file in self.parts().values()]
-        digests = {str(shard): read_part(file)[1]["rows"] for shard, file in self.parts().items()}
-        _write(self.folder / "index/all.arrow", pa.concat_tables(tables), {"parts": digests})
+        (self.folder / "index/all.arrow").unlink(missing_ok=True)
+        consolidate_index(Root(str(self.folder)))
 
 
 def read_part(file: Path) -> tuple[pa.Table, dict[str, Any]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +14,9 @@ from hypothesis import strategies as st
 from eagle3data import Batch, Dataset, StreamingLoader, open_dataset
 from eagle3data.readers.order import epoch_order
 from eagle3data.readers.packing import pack
-from eagle3data.schema.errors import InputError, MismatchError
+from eagle3data.schema.errors import CorruptionError, InputError, MismatchError
+from eagle3data.storage.ledger import read_ledger
+from eagle3data.storage.root import Root
 from tests.support import random_samples, small_manifest, write_set
 
 MANIFEST = small_manifest(shard_tokens=256)
@@ -185,3 +190,39 @@ def test_packing_wastes_little() -> None:
     lengths = np.random.default_rng(0).integers(20, 2000, 5000).astype(np.int32)
     packs = pack(epoch_order(5000, 0, 0), lengths, 8192)
     assert int(lengths.sum()) / (len(packs) * 8192) > 0.99
+
+
+def test_a_damaged_sample_stops_or_is_left_out_with_a_row(tmp_path: Path) -> None:
+    manifest = small_manifest()
+    samples = random_samples(12, manifest)
+    url = write_set(tmp_path / "set", samples, manifest)
+    dataset = open_dataset(url)
+    victim = str(dataset.index["sample_id"][4].as_py())
+    reader = dataset.shard_reader("hidden_states/2", dataset.shard_of(4))
+    first = dataset.manifest.storage.axis.chunks_of(
+        int(dataset.index["token_offset"][4].as_py()), len(dataset[4])
+    )[0]
+    path = tmp_path / "set" / "hidden_states/2/c" / str(dataset.shard_of(4)) / "0"
+    data = bytearray(path.read_bytes())
+    data[int(reader.index[first][0]) + 5] ^= 1
+    path.write_bytes(data)
+    settings: dict[str, Any] = {"token_budget": 100, "rank": 0, "world_size": 1}
+    with pytest.raises(CorruptionError, match=victim):
+        list(StreamingLoader(open_dataset(url), **settings))
+    loader = StreamingLoader(open_dataset(url), on_error="skip", **settings)
+    batches = list(loader)
+    names = [name for batch in batches for name in batch.sample_ids]
+    assert sorted(names) == sorted({sample.sample_id for sample in samples} - {victim})
+    by_id = {sample.sample_id: sample for sample in samples}
+    for batch in batches:
+        for document, name in enumerate(batch.sample_ids):
+            rows = batch.document_ids == document
+            assert np.array_equal(batch.input_ids[rows].numpy(), by_id[name].input_ids)
+            assert np.array_equal(
+                batch.hidden_states[0][rows].numpy(), by_id[name].hidden_states[2]
+            )
+        assert not batch.hidden_states[:, batch.document_ids < 0].any()
+        assert not batch.loss_mask[batch.document_ids < 0].any()
+    assert loader.skipped == 1
+    ledger = read_ledger(Root(url))
+    assert [(row["sample_id"], row["kind"]) for row in ledger] == [(victim, "chunk_corrupt")]

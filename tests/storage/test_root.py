@@ -1,12 +1,9 @@
-"""Objects are created whole, exclusively, and errors say what to do."""
+"""One way to read, list and create objects, on a disk and elsewhere; errors say what to do."""
 
 from __future__ import annotations
 
 import errno
 import os
-import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,78 +22,75 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Root:
 def test_create_read_list_delete(root: Root) -> None:
     assert root.names() == []
     assert root.size("a/b") is None
+    assert root.identity("a/b") is None
     root.create("a/b", [b"one", memoryview(b"two")])
     root.create("a/c", [b""])
     assert root.read("a/b") == b"onetwo"
-    assert root.read_range("a/b", 2, 5) == b"etw"
     assert root.size("a/b") == 6
+    assert root.exists("a/b")
     assert root.names("a") == ["b", "c"]
     root.delete("a/b")
     root.delete("a/b")
     assert root.names("a") == ["c"]
+    assert not root.exists("a/b")
+    with pytest.raises(FileNotFoundError):
+        root.read("a/b")
+
+
+def test_ranges(root: Root) -> None:
+    root.create("x", [b"onetwo"])
+    found = root.open("x")
+    assert found.size == 6
+    assert found.read(2, 5).tobytes() == b"etw"
+    assert found.read(0, 6).tobytes() == b"onetwo"
+    assert found.read(4, 9).tobytes() == b"wo"
+    with pytest.raises(FileNotFoundError):
+        root.open("y")
+
+
+def test_an_object_that_is_written_piece_by_piece(root: Root) -> None:
+    upload = root.begin("x")
+    upload.write([b"one"])
+    upload.write([b"two", b"three"])
+    assert not root.exists("x")
+    assert upload.commit() == root.identity("x")
+    assert root.read("x") == b"onetwothree"
+    dropped = root.begin("y")
+    dropped.write([b"half"])
+    dropped.abort()
+    assert not root.exists("y")
 
 
 def test_creation_is_exclusive(root: Root) -> None:
-    root.create("x", [b"first"])
-    with pytest.raises(AlreadyExistsError):
+    first = root.create("x", [b"first"])
+    with pytest.raises(AlreadyExistsError, match="x"):
         root.create("x", [b"second"])
     assert root.read("x") == b"first"
+    assert root.identity("x") == first
     root.replace("x", b"third")
     assert root.read("x") == b"third"
+    assert root.identity("x") != first
 
 
-def test_no_leftovers(tmp_path: Path) -> None:
-    root = Root(str(tmp_path))
-    root.create("x", [b"1"])
-    with pytest.raises(AlreadyExistsError):
-        root.create("x", [b"2"])
-    assert list((tmp_path / ".tmp").iterdir()) == []
+def test_a_disk_that_can_not_make_it_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some file systems find out in fsync that there is no room."""
 
-
-def test_full_disk_is_a_space_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(SpaceError, match="run the same command again"):
-        Root(str(tmp_path)).create("x", [b"1"])
-    assert not (tmp_path / "x").exists()
-    assert list((tmp_path / ".tmp").iterdir()) == []
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(SpaceError, match="run the same command again"):
+            Root(str(tmp_path)).create("x", [b"1"])
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_a_real_file_size_limit_is_a_space_error(tmp_path: Path) -> None:
-    old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, old[1]))
-    try:
-        with pytest.raises(SpaceError):
-            Root(str(tmp_path)).create("x", [bytes(5000)])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old)
-    assert not (tmp_path / "x").exists()
-
-
-def test_a_file_in_the_way(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="can't be written"):
-        Root(str(tmp_path / "file")).create("x", [b""])
-
-
-def test_second_writer_is_refused_and_a_dead_one_leaves_no_lock(tmp_path: Path) -> None:
-    root = Root(str(tmp_path))
-    (tmp_path / ".tmp").mkdir()
-    (tmp_path / ".tmp" / "half").write_bytes(b"left by a killed writer")
-    with root.writer_lock():
-        assert not (tmp_path / ".tmp" / "half").exists()
-        with pytest.raises(InputError, match="another process is writing"), root.writer_lock():
-            pass
-    code = (
-        "import os, sys; from eagle3data.storage.root import Root\n"
-        "lock = Root(sys.argv[1]).writer_lock(); lock.__enter__(); os.kill(os.getpid(), 9)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
-    assert done.returncode == -9
-    with root.writer_lock():
-        pass
+def test_room(tmp_path: Path) -> None:
+    free, total = Root(str(tmp_path / "not" / "there" / "yet")).room() or (0, 0)
+    assert 0 < free < total
+    assert Root(f"memory://{tmp_path.name}").room() is None
 
 
 def test_unknown_protocol() -> None:

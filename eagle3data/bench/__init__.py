@@ -1,0 +1,1 @@
+"""How fast shards are read and written here, against the machine's limit and the peers."""

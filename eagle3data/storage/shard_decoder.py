@@ -1,0 +1,176 @@
+"""One Zarr v3 `sharding_indexed` object, read: the rows of some chunks into a given buffer.
+
+See `shard_encoder` for the layout; chunks may lie in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from eagle3data.schema.digest import crc32c
+from eagle3data.schema.errors import CorruptionError
+from eagle3data.storage.codecs import CHECKSUM_BYTES, ChunkCodec, ChunkError
+from eagle3data.storage.root import Root
+from eagle3data.storage.shard_encoder import NOT_STORED, index_bytes
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Chunks that lie one after the other in the object."""
+
+    chunks: range
+    start: int
+    stop: int
+
+
+class ShardDecoder:
+    """Rows of one shard of one array; safe to use from several threads.
+
+    Attributes:
+        index: `[chunks, 2]` uint64, offset and bytes of each chunk in the object.
+        checksums: stored CRC32C of every chunk read so far, by chunk number.
+    """
+
+    def __init__(
+        self, root: Root, codec: ChunkCodec, *, array: str, shard: int, name: str, chunks: int
+    ) -> None:
+        """Read and check the shard's index.
+
+        Raises:
+            CorruptionError: the object is missing, too short, or its index's checksum is wrong.
+        """
+        self._url = root.url
+        self._array = array
+        self._shard = shard
+        self._name = name
+        self._codec = codec
+        try:
+            self._object = root.open(name)
+        except FileNotFoundError:
+            raise self._corrupt("object_missing", f"{name} is not there") from None
+        except OSError as error:
+            raise self._corrupt("object_unreadable", f"{name}: {error}") from None
+        size, tail = self._object.size, index_bytes(chunks)
+        if size < tail:
+            raise self._corrupt(
+                "object_truncated", f"{name} has {size} bytes, its index alone takes {tail}"
+            )
+        data = self._bytes(size - tail, size).tobytes()
+        stored = int.from_bytes(data[-CHECKSUM_BYTES:], "little")
+        if crc32c(data[:-CHECKSUM_BYTES]) != stored:
+            raise self._corrupt(
+                "chunk_corrupt", f"the index at the end of {name} does not match its checksum"
+            )
+        self.index = np.frombuffer(data, "<u8", count=chunks * 2).reshape(chunks, 2)
+        self.checksums: dict[int, int] = {}
+        self._end = size - tail
+
+    def will_read(self, chunks: range) -> None:
+        """Have the disk begin with some chunks; whatever is wrong with them shows in `read`."""
+        entries = self.index[chunks.start : chunks.stop]
+        stored = entries[entries[:, 0] != NOT_STORED]
+        if len(stored):
+            start, stop = int(stored[:, 0].min()), int(stored.sum(axis=1).max())
+            self._object.will_read(min(start, self._end), min(stop, self._end))
+
+    def read(
+        self, chunks: range, out: npt.NDArray[Any], sample_id: str, *, verify: bool = True
+    ) -> None:
+        """Fill `out` with the first `len(out)` rows of consecutive chunks.
+
+        Args:
+            chunks: chunk numbers within the shard.
+            out: contiguous `[rows, ...]` of the array's dtype.
+            sample_id: named in errors.
+            verify: compare each chunk's checksum.
+
+        Raises:
+            CorruptionError: a chunk is missing, lies outside the object or is damaged. What `out`
+                holds then means nothing.
+        """
+        rows = self._codec.shape[0]
+        for run in self._runs(chunks, sample_id):
+            data = self._bytes(run.start, run.stop, sample_id)
+            for number in run.chunks:
+                offset, size = self.index[number].tolist()
+                first = (number - chunks.start) * rows
+                try:
+                    self.checksums[number] = self._codec.decode(
+                        data[offset - run.start : offset - run.start + size],
+                        out[first : first + rows],
+                        verify=verify,
+                    )
+                except ChunkError as error:
+                    raise self._corrupt("chunk_corrupt", str(error), number, sample_id) from None
+
+    def stored_checksum(self, number: int) -> int:
+        """The CRC32C that lies behind a chunk; the chunk itself is not read.
+
+        Raises:
+            CorruptionError: there is no such chunk in the object.
+        """
+        offset, size = self.index[number].tolist()
+        self._require_inside(number, offset, size, None)
+        stored = self._bytes(offset + size - CHECKSUM_BYTES, offset + size)
+        return int.from_bytes(stored.tobytes(), "little")
+
+    def _runs(self, chunks: range, sample_id: str) -> Iterator[_Run]:
+        entries = self.index[chunks.start : chunks.stop].tolist()
+        for number, (offset, size) in zip(chunks, entries, strict=True):
+            self._require_inside(number, offset, size, sample_id)
+        breaks = [
+            chunks.start + at
+            for at, ((offset, size), (following, _)) in enumerate(pairwise(entries), start=1)
+            if offset + size != following
+        ]
+        for first, stop in pairwise([chunks.start, *breaks, chunks.stop]):
+            start, _ = entries[first - chunks.start]
+            offset, size = entries[stop - 1 - chunks.start]
+            yield _Run(range(first, stop), start, offset + size)
+
+    def _require_inside(self, number: int, offset: int, size: int, sample_id: str | None) -> None:
+        if offset == NOT_STORED:
+            raise self._corrupt(
+                "chunk_missing", "a chunk inside a sample is not stored", number, sample_id
+            )
+        if size < CHECKSUM_BYTES or offset + size > self._end:
+            raise self._corrupt(
+                "object_truncated",
+                f"the chunk's {size} bytes at {offset} pass the index at {self._end}",
+                number,
+                sample_id,
+            )
+
+    def _bytes(self, start: int, stop: int, sample_id: str | None = None) -> npt.NDArray[np.uint8]:
+        try:
+            data = self._object.read(start, stop)
+        except OSError as error:
+            raise self._corrupt(
+                "object_unreadable", f"{self._name}: {error}", sample_id=sample_id
+            ) from None
+        if len(data) != stop - start:
+            raise self._corrupt(
+                "object_truncated",
+                f"{self._name} has become shorter: it ends before byte {stop}",
+                sample_id=sample_id,
+            )
+        return data
+
+    def _corrupt(
+        self, kind: str, message: str, chunk: int | None = None, sample_id: str | None = None
+    ) -> CorruptionError:
+        return CorruptionError(
+            kind,
+            message,
+            url=self._url,
+            array=self._array,
+            shard=self._shard,
+            chunk=chunk,
+            sample_id=sample_id,
+        )
