@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +22,8 @@ from eagle3data.storage.codecs import ChunkCodec
 
 SAMPLED_BYTES = 256_000_000
 """Bytes of chunks that are encoded and decoded: enough to pass most caches, soon done."""
+
+_CHUNKS_A_TASK = 16
 
 Chunks = list[npt.NDArray[Any]]
 
@@ -85,32 +86,37 @@ def _cases(
 ) -> list[Case]:
     outs = [np.ones_like(chunk) for chunk in chunks]
 
-    def encode_one() -> None:
-        for chunk in chunks:
+    # A thread takes several chunks at a time, as a read of a sample does.
+    groups = [
+        slice(first, first + _CHUNKS_A_TASK) for first in range(0, len(chunks), _CHUNKS_A_TASK)
+    ]
+
+    def encode(some: slice) -> None:
+        # Nothing is kept: what was encoded would fill the memory.
+        for chunk in chunks[some]:
             codec.encode(chunk)
 
-    def decode_one() -> None:
-        for data, out in zip(stored, outs, strict=True):
+    def decode(some: slice) -> None:
+        for data, out in zip(stored[some], outs[some], strict=True):
             codec.decode(data, out)
 
+    def encode_one() -> None:
+        encode(slice(None))
+
+    def decode_one() -> None:
+        decode(slice(None))
+
     def encode_all() -> None:
-        # Nothing is kept: what was encoded would fill the memory.
-        for _ in pool.map(partial(_encode, codec), chunks):
-            pass
+        list(pool.map(encode, groups))
 
     def decode_all() -> None:
-        for _ in pool.map(codec.decode, stored, outs):
-            pass
+        list(pool.map(decode, groups))
 
     runs: list[Callable[[], None]] = [encode_one, encode_all, decode_one, decode_all]
     return [
         Case(name=f"{codec.profile.value} {run.__name__}", run=run, nbytes=_size(chunks))
         for run in runs
     ]
-
-
-def _encode(codec: ChunkCodec, chunk: npt.NDArray[Any]) -> None:
-    codec.encode(chunk)
 
 
 def _stored(codec: ChunkCodec, chunk: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

@@ -22,8 +22,8 @@ from eagle3data.storage.shard_decoder import ShardDecoder
 
 _OPEN_SHARDS = 384
 """Shards kept open; each is a map and a descriptor, of which a process often has 1,024."""
-_PIECE_BYTES = 4 << 20
-"""A thread reads about this much at a time: large enough to forget the switch."""
+_LEAST_PIECE_BYTES = 4 << 20
+"""Less is not worth a thread's start, or a request."""
 
 
 class Dataset:
@@ -41,6 +41,9 @@ class Dataset:
     def __init__(self, root: Root, *, threads: int | None = None) -> None:
         """Read manifest and index; use `open_dataset`."""
         threads = root.threads if threads is None else threads
+        if not isinstance(threads, int) or threads < 1:
+            raise InputError(f"threads is {threads!r}; expected a whole number from 1.")
+        self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "eagle3data-read") if threads > 1 else None
         self.root = root
         self.url = root.url
@@ -153,13 +156,11 @@ class Dataset:
             CorruptionError: a missing or damaged object or chunk; `out` then means nothing.
         """
         wanted = self.manifest.layers if layers is None else layers
-        self._run(
-            [
-                piece
-                for rows, layer in zip(out, wanted, strict=True)
-                for piece in self._pieces(layout.states_array(layer), position, rows, verify=verify)
-            ]
-        )
+        reads: list[Callable[[], None]] = []
+        for rows, layer in zip(out, wanted, strict=True):
+            array = layout.states_array(layer)
+            reads += self._pieces(array, position, rows, out.nbytes, verify=verify)
+        self._run(reads)
 
     def read_array(
         self,
@@ -183,13 +184,17 @@ class Dataset:
         if out is None:
             codec = chunk_codec(self.manifest, array)
             out = np.empty((int(self._lengths[position]), *codec.shape[1:]), dtype=codec.dtype)
-        self._run(self._pieces(array, position, out, verify=verify))
+        self._run(self._pieces(array, position, out, out.nbytes, verify=verify))
         return out
 
     def _pieces(
-        self, array: str, position: int, out: npt.NDArray[Any], *, verify: bool
+        self, array: str, position: int, out: npt.NDArray[Any], total: int, *, verify: bool
     ) -> list[Callable[[], None]]:
-        """The reads that fill `out`, each of some adjacent chunks, to be done in any order."""
+        """The reads that fill `out`, each of some adjacent chunks, to be done in any order.
+
+        `total` is what all reads that are done together take: two pieces for each thread share
+        the work evenly, and fewer are larger.
+        """
         length, offset = int(self._lengths[position]), int(self._offsets[position])
         sample_id = self._sample_id(position)
         chunks = self._axis.chunks_of(offset, length)
@@ -210,7 +215,8 @@ class Dataset:
         reader = self.shard_reader(array, self._axis.shard_of(offset))
         reader.will_read(chunks)
         rows = self._axis.chunk_tokens
-        step = max(1, _PIECE_BYTES * len(chunks) // out.nbytes)
+        piece = max(_LEAST_PIECE_BYTES, total // (2 * self._threads))
+        step = max(1, piece * len(chunks) // out.nbytes)
         return [
             partial(
                 reader.read,

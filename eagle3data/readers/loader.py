@@ -85,6 +85,8 @@ class StreamingLoader:
         self._seed = seed
         self._shuffle = shuffle
         self._verify = verify
+        if on_error not in {"raise", "skip"}:
+            raise InputError(f"on_error is {on_error!r}; expected 'raise' or 'skip'.")
         self._on_error = on_error
         self.skipped = 0
         self.rank, self.world_size = _ranks(rank, world_size)

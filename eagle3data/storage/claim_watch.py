@@ -52,8 +52,9 @@ def watch_claims(root: Root, claims: Claims, *, wait: bool) -> list[SeenClaim]:
     seen = {claim.state.name: claim for claim in look_at_claims(root)}
     watched = {name for name, claim in seen.items() if claim.standing is Standing.UNKNOWN}
     while watched:
+        attempts = list_claims(root)
         for name in sorted(watched):
-            standing = _watched(root, claims, seen[name].state)
+            standing = _watched(root, claims, seen[name].state, attempts.get(name))
             if standing is None:
                 del seen[name]
             else:
@@ -72,9 +73,8 @@ def _standing(state: ClaimState) -> Standing:
     return Standing.ABANDONED if state.owner.is_gone else Standing.LIVE
 
 
-def _watched(root: Root, claims: Claims, first: ClaimState) -> Standing | None:
-    """What is known after another look; None where the claim is gone."""
-    attempt = list_claims(root).get(first.name)
+def _watched(root: Root, claims: Claims, first: ClaimState, attempt: int | None) -> Standing | None:
+    """What is known after another look at a claim's last attempt; None where it is gone."""
     state = None if attempt is None else read_claim(root, first.name, attempt)
     if attempt is None or state is None:
         return None

@@ -128,6 +128,13 @@ def checked_part(root: Root, shard: int, table: pa.Table, facts: Mapping[str, An
     if table.schema != INDEX_SCHEMA:
         check_schema(table.schema, INDEX_SCHEMA, f"{root.url}/{name}")
         table = table.select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
+    if facts.get("shard") != shard:
+        raise CorruptionError(
+            "index_changed",
+            f"{name} is the part of shard {facts.get('shard')}; `eagle3data repair` mends that",
+            url=root.url,
+            shard=shard,
+        )
     digest = rows_digest(table)
     if facts.get("rows") != digest:
         raise CorruptionError(

@@ -65,6 +65,11 @@ class Root:
         Raises:
             InputError: no file system is installed for the URL's protocol.
         """
+        protocol, separator, place = str(url).partition("://")
+        if separator and not place.strip("/") and protocol != "file":
+            raise InputError(
+                f"{url} names no place: expected a URL such as {protocol}://bucket/set."
+            )
         self.url = str(url).rstrip("/")
         try:
             self.fs, self.path = fsspec.core.url_to_fs(self.url)

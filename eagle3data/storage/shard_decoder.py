@@ -22,11 +22,10 @@ from eagle3data.storage.shard_encoder import NOT_STORED, index_bytes
 
 @dataclass(frozen=True)
 class _Run:
-    """Chunks that lie one after the other in the object."""
+    """Chunks that lie one after the other in the object, and where: byte bounds, one more."""
 
     chunks: range
-    start: int
-    stop: int
+    bounds: list[int]
 
 
 class ShardDecoder:
@@ -94,20 +93,19 @@ class ShardDecoder:
             CorruptionError: a chunk is missing, lies outside the object or is damaged. What `out`
                 holds then means nothing.
         """
-        rows = self._codec.shape[0]
+        rows, decode = self._codec.shape[0], self._codec.decode
         for run in self._runs(chunks, sample_id):
-            data = self._bytes(run.start, run.stop, sample_id)
-            for number in run.chunks:
-                offset, size = self.index[number].tolist()
-                first = (number - chunks.start) * rows
+            start = run.bounds[0]
+            data = self._bytes(start, run.bounds[-1], sample_id)
+            row = (run.chunks.start - chunks.start) * rows
+            for number, (first, stop) in zip(run.chunks, pairwise(run.bounds), strict=True):
                 try:
-                    self.checksums[number] = self._codec.decode(
-                        data[offset - run.start : offset - run.start + size],
-                        out[first : first + rows],
-                        verify=verify,
+                    self.checksums[number] = decode(
+                        data[first - start : stop - start], out[row : row + rows], verify=verify
                     )
                 except ChunkError as error:
                     raise self._corrupt("chunk_corrupt", str(error), number, sample_id) from None
+                row += rows
 
     def stored_checksum(self, number: int) -> int:
         """The CRC32C that lies behind a chunk; the chunk itself is not read.
@@ -124,15 +122,13 @@ class ShardDecoder:
         entries = self.index[chunks.start : chunks.stop].tolist()
         for number, (offset, size) in zip(chunks, entries, strict=True):
             self._require_inside(number, offset, size, sample_id)
-        breaks = [
-            chunks.start + at
-            for at, ((offset, size), (following, _)) in enumerate(pairwise(entries), start=1)
-            if offset + size != following
-        ]
-        for first, stop in pairwise([chunks.start, *breaks, chunks.stop]):
-            start, _ = entries[first - chunks.start]
-            offset, size = entries[stop - 1 - chunks.start]
-            yield _Run(range(first, stop), start, offset + size)
+        begin = 0
+        for at, (offset, size) in enumerate(entries):
+            if at + 1 < len(entries) and entries[at + 1][0] == offset + size:
+                continue
+            bounds = [start for start, _ in entries[begin : at + 1]]
+            yield _Run(chunks[begin : at + 1], [*bounds, offset + size])
+            begin = at + 1
 
     def _require_inside(self, number: int, offset: int, size: int, sample_id: str | None) -> None:
         if offset == NOT_STORED:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from eagle3data.schema.errors import CorruptionError
+from eagle3data.schema.errors import CorruptionError, InputError
 from eagle3data.schema.manifest import Manifest
 from eagle3data.storage import layout
 from eagle3data.storage.claim_watch import Standing, watch_claims
 from eagle3data.storage.claims import Claims, shard_name
+from eagle3data.storage.committed import gathered_pieces
 from eagle3data.storage.root import Root
 from eagle3data.storage.tombstones import Tombstone, list_tombstones, read_tombstone, sample_key
 from eagle3data.validation import damaged_index, leftovers
@@ -110,6 +111,10 @@ def repair(
     """
     root = Root(url)
     manifest = layout.read_manifest(root)
+    if report is not None and Root(report.url).path != root.path:
+        raise InputError(
+            f"the report is of {report.url}, not of {url}. Run `eagle3data validate {url} --json`."
+        )
     done = RepairReport(url=url, dry_run=dry_run, is_planned=manifest.plan_digest is not None)
     with Claims(root) as claims:
         parts = _repair_storage(root, manifest, claims, done, tell, wait=wait)
@@ -141,6 +146,7 @@ def _repair_storage(
     objects = leftovers.list_array_objects(root, manifest)
     seen = watch_claims(root, claims, wait=wait)
     parts = damaged_index.read_all_parts(root)
+    _require_no_lost_parts(root, {*parts.digests, *parts.broken})
     plan = damaged_index.read_segments(root)
     found = Proposal()
     found.actions += damaged_index.drop_broken_parts(root, parts, plan.rows)
@@ -160,6 +166,23 @@ def _repair_storage(
     found.left_alone += _unreadable_tombstones(root)
     _settle(found, claims, done, tell)
     return parts
+
+
+def _require_no_lost_parts(root: Root, there: Collection[int]) -> None:
+    """Refuse to take objects for orphans only because the end of a copy is missing.
+
+    Raises:
+        InputError: `index/all.arrow` holds shards whose parts are gone.
+    """
+    held = {int(shard) for piece in gathered_pieces(root) for shard in piece.parts.shards}
+    lost = sorted(held - set(there))
+    if lost:
+        raise InputError(
+            f"index/all.arrow of {root.url} holds {len(lost)} shards whose index parts are gone "
+            f"(shard {lost[0]} is the first). Without them their objects would be removed. Put the "
+            "parts back (an unfinished download lacks them), or delete index/all.arrow to give "
+            "these shards up; then run repair again."
+        )
 
 
 def _settle(found: Proposal, claims: Claims, done: RepairReport, tell: Tell | None) -> None:

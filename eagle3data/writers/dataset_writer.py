@@ -45,6 +45,8 @@ class DatasetWriter:
 
     def __init__(self, root: Root, manifest: Manifest, queue_bytes: int = 0) -> None:
         """For internal use: call `create` or `resume`."""
+        if not isinstance(queue_bytes, int) or queue_bytes < 0:
+            raise InputError(f"queue_bytes is {queue_bytes!r}; expected a number of bytes, or 0.")
         self._root = root
         self.manifest = manifest
         self.rejected = 0

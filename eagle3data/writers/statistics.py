@@ -12,7 +12,7 @@ import numpy.typing as npt
 from eagle3data.schema.errors import SampleError
 from eagle3data.schema.sample import Sample, as_float32
 
-_VALUES_AT_ONCE = 16 * 7168
+_VALUES_AT_ONCE = 32 * 7168
 """Float32 of so many values, and their bits, stay in a core's own cache."""
 _WITHOUT_SIGN = np.uint16(0x7FFF)
 _RELATIVE_ERROR = 1e-3

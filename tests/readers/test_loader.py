@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle3data import Batch, Dataset, StreamingLoader, open_dataset
+from eagle3data import Batch, Dataset, DatasetWriter, StreamingLoader, open_dataset
 from eagle3data.readers.order import epoch_order
 from eagle3data.readers.packing import pack
 from eagle3data.schema.errors import CorruptionError, InputError, MismatchError
@@ -226,3 +226,13 @@ def test_a_damaged_sample_stops_or_is_left_out_with_a_row(tmp_path: Path) -> Non
     assert loader.skipped == 1
     ledger = read_ledger(Root(url))
     assert [(row["sample_id"], row["kind"]) for row in ledger] == [(victim, "chunk_corrupt")]
+
+
+def test_settings_that_mean_nothing_are_refused(dataset: Dataset, tmp_path: Path) -> None:
+    wrong: Any = "ignore"
+    with pytest.raises(InputError, match="on_error"):
+        StreamingLoader(dataset, token_budget=BUDGET, on_error=wrong)
+    with pytest.raises(InputError, match="threads"):
+        open_dataset(dataset.url, threads=0)
+    with pytest.raises(InputError, match="queue_bytes"):
+        DatasetWriter.create(str(tmp_path / "set"), MANIFEST, queue_bytes=-1)

