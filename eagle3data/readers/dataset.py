@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from eagle3data.schema.index import list_values
 from eagle3data.schema.sample import Sample
 from eagle3data.storage import layout
 from eagle3data.storage.arrays import chunk_codec, states_dtype
+from eagle3data.storage.parallel import run_all
 from eagle3data.storage.root import Root
 from eagle3data.storage.shard_decoder import ShardDecoder
 
@@ -233,15 +234,7 @@ class Dataset:
             for piece in pieces:
                 piece()
             return
-        futures = [self._pool.submit(piece) for piece in pieces]
-        try:
-            for future in futures:
-                future.result()
-        finally:
-            # After an error nobody may still be writing into the caller's buffer.
-            for future in futures:
-                future.cancel()
-            wait(futures)
+        run_all(self._pool, pieces)
 
     def shard_of(self, position: int) -> int:
         """The shard that holds a sample."""

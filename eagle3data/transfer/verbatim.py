@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ from eagle3data.storage import layout, ledger, tombstones
 from eagle3data.storage.arrays import resize_arrays
 from eagle3data.storage.claims import MANIFEST, Claim, Claims
 from eagle3data.storage.gathered import checked_part
+from eagle3data.storage.parallel import run_all
 from eagle3data.storage.root import Root
 from eagle3data.transfer.job import CopyReport, OnBytes, Preview, free_bytes, require_space
 from eagle3data.transfer.objects import ObjectCopy, ObjectFacts
@@ -256,14 +258,7 @@ class VerbatimCopy:
                 raise
             done[facts.path] = upload.commit()
 
-        futures = [pools.objects.submit(copy, facts) for facts in objects]
-        try:
-            for future in futures:
-                future.result()
-        finally:
-            for future in futures:
-                future.cancel()
-            wait(futures)
+        run_all(pools.objects, [partial(copy, facts) for facts in objects])
 
     def _require_own(self, claim: Claim, done: Mapping[str, str]) -> None:
         """Just before the commit: all objects are there, and nobody has taken the shard over."""

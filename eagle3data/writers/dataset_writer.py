@@ -19,6 +19,7 @@ from eagle3data.storage.arrays import resize_arrays
 from eagle3data.storage.claims import MANIFEST, Claim, Claims, shard_name
 from eagle3data.storage.ledger import record_failure
 from eagle3data.storage.root import Root
+from eagle3data.writers.casting import in_storage_dtype
 from eagle3data.writers.data_set import (
     consolidate_index,
     create_data_set,
@@ -26,7 +27,7 @@ from eagle3data.writers.data_set import (
     require_place,
     write_plan,
 )
-from eagle3data.writers.shard_writer import ShardWriter, in_storage_dtype
+from eagle3data.writers.shard_writer import ShardWriter
 from eagle3data.writers.write_queue import WriteQueue
 
 

@@ -28,7 +28,7 @@ from eagle3data.schema.index import INDEX_SCHEMA, rows_digest
 from eagle3data.schema.manifest import Codec, Manifest
 from eagle3data.schema.sample import Sample
 from eagle3data.storage import layout
-from eagle3data.storage.arrays import chunk_codec, fill_of, states_dtype
+from eagle3data.storage.arrays import chunk_codec, fill_of
 from eagle3data.storage.claims import Claim
 from eagle3data.storage.codecs import ChunkCodec, EncodedChunk
 from eagle3data.storage.root import Root, Upload
@@ -344,31 +344,6 @@ def require_claim(root: Root, claim: Claim) -> None:
             f"shard {claim.name} of {root.url} was taken over by another process, since this one "
             "had shown no sign of life. Nothing was damaged, and nothing is to do."
         )
-
-
-def in_storage_dtype(manifest: Manifest, sample: Sample) -> Sample:
-    """The sample with its states in the set's storage dtype; float32 and float64 are cast.
-
-    A cast that overflows gives infinities, which `ShardWriter.append` refuses as `saturated`.
-    """
-    wanted = states_dtype(manifest)
-    with np.errstate(over="ignore"):
-        sample.hidden_states = {
-            layer: states if states.dtype == wanted else _cast(states, wanted)
-            for layer, states in sample.hidden_states.items()
-        }
-    return sample
-
-
-def _cast(states: npt.NDArray[Any], wanted: np.dtype[Any]) -> npt.NDArray[Any]:
-    if states.dtype == np.uint16:
-        states = (states.astype(np.uint32) << 16).view(np.float32)
-    if wanted == np.uint16:
-        # Round to nearest even, as hardware does; NaN keeps a set quiet bit.
-        bits = np.ascontiguousarray(states, dtype=np.float32).view(np.uint32)
-        rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-        return np.where(np.isnan(states), np.uint16(0x7FC0), rounded)
-    return states.astype(wanted)
 
 
 def _values(array: str, sample: Sample) -> npt.NDArray[Any]:
