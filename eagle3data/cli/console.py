@@ -53,7 +53,7 @@ def _bar(description: str, total: int, unit: str) -> Iterator[Progress]:
             def advance(self, n: int, **fields: str) -> None:
                 bar.advance(task, n)
                 state = bar.tasks[0]
-                speed = _rate(state.completed / max(state.elapsed or 0.0, 1e-9))
+                speed = rate(state.completed / max(state.elapsed or 0.0, 1e-9))
                 extra = "  ".join(f"{key} {value}" for key, value in fields.items())
                 bar.update(task, speed=speed, extra=extra)
 
@@ -87,17 +87,23 @@ class _Lines:
         extra = "".join(f", {key} {value}" for key, value in self._fields.items())
         err.print(
             f"{self._description}: {self._done:,} of {self._total:,} {self._unit}, "
-            f"{_rate(speed)} {self._unit}/s, {left} left{extra}"
+            f"{rate(speed)} {self._unit}/s, {left} left{extra}"
         )
 
 
-def _rate(per_second: float) -> str:
+def rate(per_second: float) -> str:
+    """A number a second: whole from 10 on."""
     return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.2g}"
 
 
 def print_json(value: Any) -> None:
     """One JSON document on stdout."""
     out.print(json.dumps(value, indent=2), markup=False)
+
+
+def print_json_line(value: Any) -> None:
+    """One JSON document on one line of stdout."""
+    out.print(json.dumps(value), markup=False)
 
 
 def print_pairs(pairs: list[tuple[str, str]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -23,6 +24,19 @@ def extract(
     codec: o.CodecOption = "none",
     compute_dtype: o.ComputeDtype = "auto",
     shard_tokens: o.ShardTokens = None,
+    tensor_parallel_size: o.TensorParallelSize = 1,
+    engine_arg: o.EngineArg = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="A running `vllm serve`; see `eagle3data serve-args`."),
+    ] = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Run engines on the nodes of a Ray cluster.")
+    ] = False,
+    replicas: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Engines on the cluster; by default as many as fit."),
+    ] = None,
     shards: Annotated[
         str | None, typer.Option(metavar="A:B", help="Only shards A up to, not including, B.")
     ] = None,
@@ -41,23 +55,34 @@ def extract(
 
     Example: eagle3data extract prompts.arrow --model ./smollm2 --out ./states
     """
+    from eagle3data.cli.engine_args import engine_arguments
+    from eagle3data.extractor.engines.choice import EngineOptions
+    from eagle3data.extractor.on_ray import extract_on_ray
     from eagle3data.extractor.run import ExtractOptions
-    from eagle3data.extractor.run import extract as run
+    from eagle3data.extractor.run import extract as extract_here
 
+    if replicas is not None and not ray:
+        raise InputError("--replicas counts the engines of --ray: add it, or leave both out.")
     chosen = ExtractOptions(
         layers=layers,
         numbering=numbering,
-        engine=engine,
+        engine=EngineOptions(
+            engine=engine,
+            endpoint=endpoint,
+            tensor_parallel_size=tensor_parallel_size,
+            arguments=engine_arguments(engine_arg),
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+        ),
         dtype=dtype,
         codec=codec,
         compute_dtype=compute_dtype,
         shard_tokens=shard_tokens,
         shards=_range(shards),
         append=append,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
     )
     with _Shown() as shown:
+        run = partial(extract_on_ray, replicas=replicas) if ray else extract_here
         try:
             report = run(
                 prompts,
@@ -67,6 +92,7 @@ def extract(
                 on_start=shown.start,
                 on_tokens=shown.advance,
                 on_wait=shown.wait,
+                on_notice=shown.notice,
             )
         except KeyboardInterrupt:
             err.print(_how_to_continue(url))
@@ -108,6 +134,9 @@ class _Shown:
 
     def advance(self, tokens: int, shard: int) -> None:
         self._progress.advance(tokens, shard=str(shard))
+
+    def notice(self, text: str) -> None:
+        err.print(text, markup=False)
 
     def wait(self, shards: list[int]) -> None:
         if shards != self._told:

@@ -18,6 +18,8 @@ COMMANDS = (
     "plan",
     "extract",
     "status",
+    "release",
+    "serve-args",
     "info",
     "show",
     "stats",
@@ -37,6 +39,7 @@ _EXTRA_OF = {
     "huggingface_hub": "transformers",
     "yaml": "train",
     "s3fs": "s3",
+    "urllib3": "endpoint",
     "matplotlib": "bench",
 }
 
@@ -102,7 +105,9 @@ def _root(
 
 
 for _name in COMMANDS:
-    app.command(name=_name)(reported(getattr(import_module(f"eagle3data.cli.{_name}"), _name)))
+    _python_name = _name.replace("-", "_")
+    _module = import_module(f"eagle3data.cli.{_python_name}")
+    app.command(name=_name)(reported(getattr(_module, _python_name)))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,18 @@ CodecOption = Annotated[str, typer.Option("--codec", help="none, lz4 or pcodec."
 ShardTokens = Annotated[
     int | None, typer.Option(help="Tokens of a shard; chosen from the prompts by default.")
 ]
-Engine = Annotated[str, typer.Option(help="auto or transformers.")]
+Engine = Annotated[
+    str, typer.Option(help="auto (vllm where it is installed), vllm or transformers.")
+]
+TensorParallelSize = Annotated[
+    int, typer.Option(min=1, metavar="N", help="GPUs that share the model (vLLM).")
+]
+EngineArg = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE", help="Another of vLLM's engine arguments; may be given again."
+    ),
+]
 ComputeDtype = Annotated[
     str, typer.Option(help="auto (the checkpoint's own), bfloat16, float16 or float32.")
 ]

@@ -144,9 +144,43 @@ class ChatEncoder:
             InputError: the tokenizer has no chat template.
             RowError: the template refuses the conversation.
         """
-        text = self._render(messages, None, generation_prompt=True)
+        text = self.render(messages, generation_prompt=True)
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
+
+    def render(
+        self,
+        messages: list[Message],
+        tools: list[Any] | None = None,
+        *,
+        generation_prompt: bool = False,
+    ) -> str:
+        """A conversation as the chat template writes it.
+
+        Args:
+            generation_prompt: with what stands before the next assistant turn.
+
+        Raises:
+            InputError: the tokenizer has no chat template.
+            RowError: the template refuses the conversation.
+        """
+        from jinja2 import TemplateError
+
+        if not self._tokenizer.chat_template:
+            raise InputError(
+                f"the tokenizer of {self._tokenizer.name_or_path} has no chat template, which "
+                "messages need; use an instruction-tuned model's folder or add chat_template.jinja."
+            )
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                messages,
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+            )
+        except (TemplateError, TypeError, ValueError, KeyError, IndexError) as error:
+            raise RowError(f"the chat template refuses the conversation: {error}") from None
+        return text
 
     def decode(self, ids: list[int]) -> str:
         """The very text of token ids, special tokens included."""
@@ -159,9 +193,9 @@ class ChatEncoder:
         """Find the span of `messages[index]` in the rendering that ends with it."""
         message = messages[index]
         earlier = messages[:index]
-        text = self._render([*earlier, message], tools)
-        prompt = self._render(earlier, tools, generation_prompt=True) if earlier else ""
-        marked = self._render([*earlier, {**message, "content": _MARKER}], tools)
+        text = self.render([*earlier, message], tools)
+        prompt = self.render(earlier, tools, generation_prompt=True) if earlier else ""
+        marked = self.render([*earlier, {**message, "content": _MARKER}], tools)
         before, found, after = marked.rpartition(_MARKER)
         if not found:
             raise RowError(f"message {index}: the chat template leaves its content out")
@@ -177,6 +211,10 @@ class ChatEncoder:
             # header, up to the end of the turn, is the model's.
             start = prompted if reasoning(message) else max(prompted, headed)
             end = self._end_of_turn(text)
+            if message.get("finish_reason") == "length" and not message["content"]:
+                # Cut off while it thought: the closing tag is the template's.
+                thought = reasoning(message).strip()
+                end = text.rfind(thought) + len(thought) if thought in text else end
             if not start:
                 raise RowError(
                     f"message {index}: where it begins can't be told, since the template "
@@ -279,27 +317,6 @@ class ChatEncoder:
     def _special_ids(self) -> list[int]:
         added = self._tokenizer.added_tokens_decoder.items()
         return [*self._tokenizer.all_special_ids, *(i for i, token in added if token.special)]
-
-    def _render(
-        self, messages: list[Message], tools: list[Any] | None, *, generation_prompt: bool = False
-    ) -> str:
-        from jinja2 import TemplateError
-
-        if not self._tokenizer.chat_template:
-            raise InputError(
-                f"the tokenizer of {self._tokenizer.name_or_path} has no chat template, which "
-                "messages need; use an instruction-tuned model's folder or add chat_template.jinja."
-            )
-        try:
-            text: str = self._tokenizer.apply_chat_template(
-                messages,
-                tools=tools,
-                tokenize=False,
-                add_generation_prompt=generation_prompt,
-            )
-        except (TemplateError, TypeError, ValueError, KeyError, IndexError) as error:
-            raise RowError(f"the chat template refuses the conversation: {error}") from None
-        return text
 
 
 def _same(found: str, content: str) -> bool:

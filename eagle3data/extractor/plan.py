@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from eagle3data.extractor.prompts import PromptsFile
@@ -46,6 +47,11 @@ class Plan:
     def sizes(self) -> SizeArithmetic:
         """Bytes that the data set will take."""
         return self.manifest.size_arithmetic(self.table["length"].to_numpy().tolist())
+
+    @property
+    def samples_per_shard(self) -> list[int]:
+        """How many samples each shard holds."""
+        return list(np.bincount(self.table["shard"].to_numpy()).tolist())
 
 
 def make_plan(

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from eagle3data.extractor.chat import ChatEncoder, context_length
-from eagle3data.extractor.generate import TargetGenerator
+from eagle3data.extractor.engines.choice import EngineOptions, choose_engine
+from eagle3data.extractor.generate import Generator, GeneratorOptions, Talk, load_generator
 from eagle3data.extractor.messages import Message, RowError, normalise_messages, row_messages
 from eagle3data.extractor.sources import RejectsFile, output_file, read_rows, scalars
 from eagle3data.schema.errors import InputError, MismatchError
 
-_WINDOW_BATCHES = 2
+_BY = "regenerated_by"
+_HEADER_TOKENS = 64
+"""Room for what a chat template writes around each turn."""
 _ASKED = ("messages", "conversations", "prompt", "turns")
 
 
@@ -27,25 +29,27 @@ class RegenerateOptions:
     Attributes:
         max_new_tokens: an answer is cut there and marked `finish_reason: length`.
         temperature: 0 is greedy.
-        batch_size: conversations answered at once.
+        batch_size: conversations answered at once; by default what suits the engine. A killed run
+            loses at most twice as many.
         dtype: dtype the model runs in.
         seed: of the sampling, when the temperature is above 0.
+        engine: which engine, and how it is loaded.
     """
 
     max_new_tokens: int = 1024
     temperature: float = 0.0
-    batch_size: int = 128
+    batch_size: int | None = None
     dtype: str = "bfloat16"
     seed: int = 0
-    revision: str | None = None
-    trust_remote_code: bool = False
+    engine: EngineOptions = field(default_factory=EngineOptions)
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1 or self.batch_size < 1 or self.temperature < 0:
-            raise InputError(
-                f"max new tokens {self.max_new_tokens} and batch size {self.batch_size} must be at "
-                f"least 1, temperature {self.temperature} at least 0."
-            )
+        sizes = {"max new tokens": self.max_new_tokens, "batch size": self.batch_size}
+        for name, value in sizes.items():
+            if value is not None and value < 1:
+                raise InputError(f"{name} {value} must be at least 1.")
+        if self.temperature < 0:
+            raise InputError(f"temperature {self.temperature} must be at least 0.")
 
 
 @dataclass(kw_only=True)
@@ -64,10 +68,15 @@ class RegenerateReport:
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """A conversation with its answers left out: blocks of messages, each to be answered."""
+    """A conversation with its answers left out: blocks of messages, each to be answered.
+
+    Attributes:
+        longest: tokens that it may have with its answers.
+    """
 
     place: str
     blocks: list[list[Message]]
+    longest: int
     extra: dict[str, str]
 
 
@@ -82,23 +91,29 @@ def regenerate(
 
     Rows hold `messages`, `conversations`, `turns` (a list of user messages) or `prompt` (one).
     Assistant messages in them are dropped and written anew, each seeing the new ones before it.
-    Running it again continues after the last complete line of the output. Batches are formed in
-    the same way each time, so a run that was interrupted gives the same answers.
+    What the target thinks before it speaks is kept: as `reasoning_content` where its chat template
+    has a place for it, else within the content. Running it again continues after the last complete
+    line of the output. Batches are formed in the same way each time, so a run that was interrupted
+    gives the same answers.
 
     Args:
         out: JSONL of `messages`; beside it the rows that could not be used.
         on_rows: told of conversations and new tokens as they are written.
 
     Raises:
-        InputError: a source or the model can't be read.
+        InputError: a source or the model can't be read, or an engine that can't be used.
+        EngineError: the engine ended; what is written stays.
         MismatchError: the output holds something else, or was made with other settings.
     """
     options = options or RegenerateOptions()
     on_rows = on_rows or _unheard
+    engine = choose_engine(options.engine)
     encoder = ChatEncoder.for_model(
-        model, revision=options.revision, trust_remote_code=options.trust_remote_code
+        model,
+        revision=options.engine.revision,
+        trust_remote_code=options.engine.trust_remote_code,
     )
-    limit = context_length(model, options.revision)
+    limit = context_length(model, options.engine.revision)
     target = output_file(out, sources)
     rejects = RejectsFile.beside(target)
     report = RegenerateReport(conversations=str(out), rejects=str(rejects.path))
@@ -109,23 +124,17 @@ def regenerate(
     rejects.finish()
     report.rejected = len(rejects.reasons)
     settings = {
-        "regenerated_by": Path(model).name if Path(model).is_dir() else model,
+        _BY: Path(model).name if Path(model).is_dir() else model,
         "max_new_tokens": options.max_new_tokens,
         "temperature": options.temperature,
+        **({"seed": options.seed} if options.temperature else {}),
+        "engine": engine,
     }
     report.kept = _resume(target, asked, settings)
     on_rows(report.kept, 0)
     if report.kept == len(asked):
         return report
-    generator = TargetGenerator(
-        model,
-        encoder,
-        dtype=options.dtype,
-        max_new_tokens=options.max_new_tokens,
-        temperature=options.temperature,
-        revision=options.revision,
-        trust_remote_code=options.trust_remote_code,
-    )
+    generator = load_generator(engine, model, encoder, _generator_options(options, asked))
     try:
         with target.open("a", encoding="utf-8") as file:
             for rows in _answered(asked, report, generator, options, on_rows):
@@ -136,51 +145,47 @@ def regenerate(
                 os.fsync(file.fileno())
     except OSError as error:
         raise InputError(f"{target} can't be written: {error}") from error
+    finally:
+        generator.close()
     return report
+
+
+def _generator_options(options: RegenerateOptions, asked: list[_Asked]) -> GeneratorOptions:
+    return GeneratorOptions(
+        dtype=options.dtype,
+        max_new_tokens=options.max_new_tokens,
+        temperature=options.temperature,
+        batch_size=options.batch_size,
+        longest=max(row.longest + _HEADER_TOKENS * len(row.blocks) for row in asked),
+        engine=options.engine,
+    )
 
 
 def _answered(
     asked: list[_Asked],
     report: RegenerateReport,
-    generator: TargetGenerator,
+    generator: Generator,
     options: RegenerateOptions,
     on_rows: Callable[[int, int], None],
 ) -> Iterator[list[tuple[_Asked, list[Message]]]]:
-    """Answered rows, a window at a time; within one, rows of like length share a batch."""
-    window = options.batch_size * _WINDOW_BATCHES
+    """Answered rows, a window at a time."""
+    window = generator.window
     for begin in range(report.kept - report.kept % window, len(asked), window):
-        done: dict[int, list[Message]] = {}
         members = range(begin, min(begin + window, len(asked)))
-        order = iter(sorted(members, key=lambda i: (len(asked[i].blocks), _length(asked[i]), i)))
-        while batch := list(islice(order, options.batch_size)):
-            if all(i < report.kept for i in batch):
-                continue
-            generator.seed(options.seed + batch[0])
-            answered = _converse(generator, [asked[i].blocks for i in batch], report)
-            done.update(zip(batch, answered, strict=True))
-            on_rows(sum(i >= report.kept for i in batch), report.new_tokens)
-        yield [(asked[i], done[i]) for i in members if i >= report.kept]
-
-
-def _converse(
-    generator: TargetGenerator, blocks: list[list[list[Message]]], report: RegenerateReport
-) -> list[list[Message]]:
-    """Answer a batch of conversations turn by turn."""
-    talks: list[list[Message]] = [[] for _ in blocks]
-    for turn in range(max(map(len, blocks))):
-        live = [i for i, asked in enumerate(blocks) if turn < len(asked)]
-        for i in live:
-            talks[i] += blocks[i][turn]
-        answers = generator.answer([talks[i] for i in live])
-        for i, answer in zip(live, answers, strict=True):
-            message = {"role": "assistant", "content": answer.text}
-            if answer.cut:
-                message["finish_reason"] = "length"
-            talks[i].append(message)
-            report.answers += 1
-            report.cut_answers += answer.cut
-            report.new_tokens += answer.tokens
-    return talks
+        talks = [
+            Talk(blocks=asked[i].blocks, seed=options.seed + i, is_kept=i < report.kept)
+            for i in members
+        ]
+        for talk in generator.converse(talks):
+            report.answers += len(talk.answers)
+            report.cut_answers += sum(answer.cut for answer in talk.answers)
+            report.new_tokens += sum(answer.tokens for answer in talk.answers)
+            on_rows(not talk.is_kept, report.new_tokens)
+        yield [
+            (asked[i], talk.messages)
+            for i, talk in zip(members, talks, strict=True)
+            if not talk.is_kept
+        ]
 
 
 def _read(
@@ -203,7 +208,7 @@ def _read(
                     f"too long: up to {longest} tokens with its answers, the context is {limit}"
                 )
             extra = scalars(row.value, [*_ASKED, "source"])
-            asked.append(_Asked(place=row.place, blocks=blocks, extra=extra))
+            asked.append(_Asked(place=row.place, blocks=blocks, longest=longest, extra=extra))
         except RowError as error:
             rejects.add(row, str(error))
     return asked
@@ -242,10 +247,6 @@ def _blocks(messages: list[Message]) -> list[list[Message]]:
     return blocks[:-1]
 
 
-def _length(asked: _Asked) -> int:
-    return sum(len(message["content"]) for block in asked.blocks for message in block)
-
-
 def _resume(path: Path, asked: list[_Asked], settings: dict[str, Any]) -> int:
     """How many complete lines an earlier run left; what follows them is cut off.
 
@@ -273,8 +274,9 @@ def _require_same(
 ) -> None:
     try:
         found = json.loads(line)
-        facts = {key: found[key] for key in ("source", *settings)}
-    except (ValueError, KeyError, TypeError):
+        facts = {key: found[key] for key in ("source", _BY)}
+        facts |= {key: found.get(key) for key in settings}
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise MismatchError(
             f"{path}, line {row + 1} was not written by regenerate; choose another --out."
         ) from None

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import datetime
-import importlib.util
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 
 from eagle3data.extractor.engines.base import Engine
+from eagle3data.extractor.engines.choice import (
+    EngineOptions,
+    choose_engine,
+    engine_version,
+    load_engine,
+    settle_version,
+)
+from eagle3data.extractor.estimate import room_for
+from eagle3data.extractor.gpu_memory import wait_for_gpu
 from eagle3data.extractor.plan import Plan, make_plan
+from eagle3data.extractor.preflight import OnNotice, Preflight
+from eagle3data.extractor.processes import mark_environment, own_pids
 from eagle3data.extractor.prompts import PromptsFile, read_prompts
 from eagle3data.extractor.work import Work, require_appendable, settle_work
 from eagle3data.extractor.worker import OnTokens, Worker
@@ -21,19 +31,16 @@ from eagle3data.schema.errors import (
     SpaceError,
 )
 from eagle3data.schema.layers import Numbering
-from eagle3data.schema.manifest import StorageDtype
 from eagle3data.schema.target import checkpoint_dtype
 from eagle3data.storage import layout
 from eagle3data.storage.claims import Claims
 from eagle3data.storage.ledger import read_ledger
+from eagle3data.storage.model_weights import load_head
 from eagle3data.storage.root import Root
 from eagle3data.writers.data_set import consolidate_index, create_data_set, require_place
 from eagle3data.writers.shared_shards import OnWait, missing_shards
 
-ENGINES = ("auto", "transformers")
 COMPUTE_DTYPES = ("bfloat16", "float16", "float32")
-_SPACE_FACTOR = 1.05
-"""Room asked for above the arithmetic: metadata, index, and the file system's own rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,28 +50,24 @@ class ExtractOptions:
     Attributes:
         layers: `auto` or ids separated by commas.
         numbering: whose ids they are, where not canonical.
-        engine: `auto` or a name of `ENGINES`.
+        engine: which engine, and how it is loaded.
         dtype: storage dtype, `float16` or `bfloat16`.
         codec: storage profile: `none`, `lz4` or `pcodec`.
         compute_dtype: dtype the model runs in; `auto` is the checkpoint's own.
         shard_tokens: S; chosen from the prompts by default.
         shards: half-open range of shards to do, `(first, stop)`; all by default.
         append: let an existing set grow by these prompts, in new shards.
-        revision: of the model, on the hub.
-        trust_remote_code: let the model's own code run.
     """
 
     layers: str = "auto"
     numbering: Numbering | None = None
-    engine: str = "auto"
+    engine: EngineOptions = field(default_factory=EngineOptions)
     dtype: str = "float16"
     codec: str = "none"
     compute_dtype: str = "auto"
     shard_tokens: int | None = None
     shards: tuple[int, int] | None = None
     append: bool = False
-    revision: str | None = None
-    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +92,36 @@ class ExtractReport:
 
 
 OnStart = Callable[[int, int], None]
+_RELEASE_SECONDS = 30.0
+"""For so long the driver may take to give back what ended processes held."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """An extraction whose data set is there: what a process needs to do a part of it.
+
+    Attributes:
+        model: Hugging Face folder or id of the target.
+        options: as in `extract`.
+        prompts: token ids and masks.
+        plan: which sample goes where.
+        work: what there is to do, by shard.
+        wanted: shards to be committed.
+        missing: those of them that were not when the job was prepared.
+    """
+
+    model: str
+    options: ExtractOptions
+    prompts: PromptsFile
+    plan: Plan
+    work: Work
+    wanted: list[int]
+    missing: list[int]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the shards that were missing."""
+        return sum(map(self.work.tokens_of, self.missing))
 
 
 def extract(
@@ -100,6 +133,7 @@ def extract(
     on_start: OnStart,
     on_tokens: OnTokens,
     on_wait: OnWait,
+    on_notice: OnNotice,
 ) -> ExtractReport:
     """Run the target over the prompts and commit what is missing of the data set.
 
@@ -112,42 +146,112 @@ def extract(
         on_tokens: called with tokens done and the shard in hand after every sample.
         on_wait: called every few seconds with the shards that other workers still have, when
             nothing else is left to do.
+        on_notice: called with a line on what deserves a look, and does not stop the run.
 
     Raises:
         InputError, LayerError: arguments or files that can't be used.
         MismatchError: the place holds another data set.
         SpaceError: the disk can't hold it, or became full; what is committed stays.
     """
-    prompts = read_prompts(prompts_path)
     root = Root(url)
+    with Claims(root) as claims:
+        job = prepare_job(root, claims, prompts_path, model, options)
+        on_start(job.tokens, len(job.missing))
+        written = 0
+        if job.missing:
+            written = do_job(root, claims, job, on_tokens, on_wait, on_notice)
+    return finish_job(root, job, written)
+
+
+def prepare_job(
+    root: Root, claims: Claims, prompts_path: str, model: str, options: ExtractOptions
+) -> Job:
+    """Plan the extraction and create its data set, or find what is missing of the one there.
+
+    Raises:
+        As `extract` before a model is loaded.
+    """
+    prompts = read_prompts(prompts_path)
     require_place(root)
     axis = _existing_axis(root, options)
     plan = plan_extraction(prompts, model, options, axis=axis)
-    with Claims(root) as claims:
-        if axis is None:
-            create_data_set(root, plan.manifest, plan.shards)
-        else:
-            require_appendable(layout.read_manifest(root), plan.manifest)
-        root.sweep()
-        work = settle_work(root, claims, plan, append=options.append)
-        wanted = _wanted_shards(work, options.shards)
-        missing = missing_shards(root, wanted)
-        if missing:
-            _require_space(root, plan, work, missing)
-        on_start(sum(map(work.tokens_of, missing)), len(missing))
-        written = 0
-        if missing:
-            worker = Worker(root, plan, prompts, work, claims, on_tokens, on_wait)
-            written = worker.run(wanted, partial(_load_engine, model, plan, options))
-        consolidate_index(root)
+    if axis is None:
+        if not root.exists(layout.GROUP):
+            # Before anything is written: a server that won't do leaves no data set behind.
+            plan = settle_version(plan, options.engine)
+        create_data_set(root, plan.manifest, plan.shards)
+    else:
+        require_appendable(layout.read_manifest(root), plan.manifest)
+    root.sweep()
+    work = settle_work(root, claims, plan, append=options.append)
+    wanted = _wanted_shards(work, options.shards)
+    missing = missing_shards(root, wanted)
+    if missing:
+        _require_space(root, plan, work, missing)
+    return Job(
+        model=model,
+        options=options,
+        prompts=prompts,
+        plan=plan,
+        work=work,
+        wanted=wanted,
+        missing=missing,
+    )
+
+
+def do_job(
+    root: Root,
+    claims: Claims,
+    job: Job,
+    on_tokens: OnTokens,
+    on_wait: OnWait,
+    on_notice: OnNotice,
+) -> int:
+    """Work until every wanted shard is committed, by whomever; how many this process did.
+
+    Whatever the engine has started is gone when this returns, also with an error; what of it
+    still holds GPU memory is told to `on_notice`.
+    """
+    mark_environment()
+    others, started = own_pids(), set[int]()
+
+    def load() -> Engine:
+        engine = load_engine(job.model, job.plan, job.options.engine)
+        started.update(own_pids() - others)
+        return engine
+
+    head = partial(load_head, job.model, job.options.engine.revision)
+    preflight = Preflight(job.plan.manifest, head, on_notice)
+    worker = Worker(root, job.plan, job.prompts, job.work, claims, preflight, on_tokens, on_wait)
+    try:
+        return worker.run(job.wanted, load)
+    finally:
+        if started:
+            _tell_held(started, on_notice)
+
+
+def _tell_held(started: set[int], on_notice: OnNotice) -> None:
+    report = wait_for_gpu(started, timeout=_RELEASE_SECONDS)
+    for process in report.holders:
+        if process.pid not in started:
+            continue
+        on_notice(
+            f"process {process.pid} ({process.name}) of this extraction still holds GPU memory: "
+            f"`eagle3data release --pid {process.pid}` ends it."
+        )
+
+
+def finish_job(root: Root, job: Job, written: int) -> ExtractReport:
+    """Gather the index, clean up, and say how things stand."""
+    consolidate_index(root)
     root.sweep()
     return ExtractReport(
-        shards=len(work.shards),
-        committed=len(set(layout.committed_shards(root)) & set(work.shards)),
+        shards=len(job.work.shards),
+        committed=len(set(layout.committed_shards(root)) & set(job.work.shards)),
         written=written,
-        tokens=work.tokens,
+        tokens=job.work.tokens,
         failed=len(read_ledger(root)),
-        repeated=work.repeated,
+        repeated=job.work.repeated,
     )
 
 
@@ -168,7 +272,7 @@ def plan_extraction(
     return make_plan(
         prompts,
         model,
-        revision=options.revision,
+        revision=options.engine.revision,
         layers=options.layers,
         numbering=options.numbering,
         dtype=options.dtype,
@@ -176,7 +280,7 @@ def plan_extraction(
         shard_tokens=options.shard_tokens,
         axis=axis,
         engine=name,
-        engine_version=f"{name} {version(name)}",
+        engine_version=engine_version(name),
         compute_dtype=_compute_dtype(model, options),
         provenance={
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -188,27 +292,12 @@ def plan_extraction(
 
 def _compute_dtype(model: str, options: ExtractOptions) -> str:
     if options.compute_dtype == "auto":
-        return checkpoint_dtype(model, options.revision)
+        return checkpoint_dtype(model, options.engine.revision)
     if options.compute_dtype not in COMPUTE_DTYPES:
         raise InputError(
             f"--compute-dtype {options.compute_dtype}: expected auto, {', '.join(COMPUTE_DTYPES)}."
         )
     return options.compute_dtype
-
-
-def choose_engine(name: str) -> str:
-    """The engine's name for `--engine`.
-
-    Raises:
-        InputError: an unknown name, or an engine that is not installed.
-    """
-    if name not in ENGINES:
-        raise InputError(f"--engine {name}: this version has {', '.join(ENGINES)}.")
-    if importlib.util.find_spec("transformers") is None:
-        raise InputError(
-            "the transformers engine is not installed: pip install 'eagle3data[transformers]'."
-        )
-    return "transformers"
 
 
 def _wanted_shards(work: Work, wanted: tuple[int, int] | None) -> list[int]:
@@ -222,25 +311,12 @@ def _wanted_shards(work: Work, wanted: tuple[int, int] | None) -> list[int]:
 
 
 def _require_space(root: Root, plan: Plan, work: Work, missing: list[int]) -> None:
-    room = root.room()
-    share = len(missing) / len(work.shards)
-    needed = round(plan.sizes.stored_bytes(plan.manifest.storage.codec) * share * _SPACE_FACTOR)
-    if room is not None and room[0] < needed:
+    lengths = [work.lengths[place.row] for shard in missing for place in work.shards[shard]]
+    room = room_for(root, plan.manifest, lengths)
+    if not room.fits:
         raise SpaceError(
-            f"{root.url} has {room[0] / 1e6:,.0f} MB free; the {len(missing)} shards to write take "
-            f"about {needed / 1e6:,.0f} MB. Nothing was extracted: free some space, choose another "
-            "--out or a compressing --codec."
+            f"{root.url} has {(room.free or 0) / 1e6:,.0f} MB free; the {len(missing)} shards to "
+            f"write take about {room.needed / 1e6:,.0f} MB, and {room.reserve / 1e6:,.0f} MB are "
+            "left to others. Nothing was extracted: free some space, choose another --out or a "
+            "compressing --codec."
         )
-
-
-def _load_engine(model: str, plan: Plan, options: ExtractOptions) -> Engine:
-    from eagle3data.extractor.engines.transformers import TransformersEngine
-
-    return TransformersEngine(
-        model,
-        layers=plan.manifest.layers,
-        storage_dtype=StorageDtype(options.dtype),
-        compute_dtype=plan.manifest.capture.dtype,
-        revision=options.revision,
-        trust_remote_code=options.trust_remote_code,
-    )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,8 +15,9 @@ import pyarrow as pa
 
 from eagle3data.extractor.engines.base import Captured, Engine, Request
 from eagle3data.extractor.plan import Plan
+from eagle3data.extractor.preflight import Preflight
 from eagle3data.extractor.prompts import PromptsFile
-from eagle3data.extractor.work import Work
+from eagle3data.extractor.work import Assignment, Work
 from eagle3data.schema.errors import (
     AlreadyExistsError,
     CorruptionError,
@@ -30,12 +35,40 @@ from eagle3data.writers.write_queue import WriteQueue
 
 _QUEUE_BYTES = 1 << 30
 """States that may wait for the disk; the engine is slowed beyond that."""
+_SAMPLES_AT_ONCE = 8
+_CORES_A_SAMPLE = 4
 
 OnTokens = Callable[[int, int], None]
 
 
+@dataclass
+class _OpenShard:
+    """A shard that is being filled.
+
+    Attributes:
+        outstanding: places of the samples that the engine has not returned, by sample id.
+        unwritten: samples that are not written yet, or refused.
+    """
+
+    claim: Claim
+    writer: ShardWriter
+    outstanding: dict[str, Assignment]
+    unwritten: int
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def count_down(self) -> bool:
+        """One more is written; whether it was the last."""
+        with self.lock:
+            self.unwritten -= 1
+            return self.unwritten == 0
+
+
 class Worker:
-    """Takes shard after shard until every one that is wanted is committed, by whomever."""
+    """Takes shard after shard until every one that is wanted is committed, by whomever.
+
+    The engine draws requests ahead, so several shards are open at once, and several samples are
+    written at once; whoever writes a shard's last one commits it.
+    """
 
     def __init__(
         self,
@@ -44,84 +77,123 @@ class Worker:
         prompts: PromptsFile,
         work: Work,
         claims: Claims,
+        preflight: Preflight,
         on_tokens: OnTokens,
         on_wait: OnWait,
     ) -> None:
         """Take no shard yet; `on_tokens` and `on_wait` as in `extract`."""
+        self._preflight = preflight
         self._root, self._plan, self._prompts, self._work = root, plan, prompts, work
         self._claims = claims
         self._on_tokens, self._on_wait = on_tokens, on_wait
-        self._writers: list[ShardWriter] = []
+        cores = os.cpu_count() or 1
+        self._at_once = max(2, min(_SAMPLES_AT_ONCE, cores // _CORES_A_SAMPLE))
+        self._open: dict[int, _OpenShard] = {}
         self._written = 0
 
     def run(self, wanted: list[int], load_engine: Callable[[], Engine]) -> int:
         """Do what is missing of the wanted shards; how many this worker committed."""
-        engine: Engine | None = None
-        queue = WriteQueue(_QUEUE_BYTES)
+        queue = WriteQueue(_QUEUE_BYTES, self._at_once)
         self._shards = SharedShards(self._root, self._claims, wanted, self._on_wait)
         try:
-            for claim in self._shards.take(before_waiting=queue.drain):
-                engine = engine or load_engine()
-                self._extract(engine, claim, queue)
+            groups = self._groups(queue)
+            first = next(filter(None, groups), None)
+            if first is not None:
+                self._extract(load_engine(), chain([first], groups), queue)
             queue.drain()
         finally:
             queue.close()
-            for writer in self._writers:
-                writer.abort()
+            for shard in self._open.values():
+                shard.writer.abort()
         return self._written
 
-    def _extract(self, engine: Engine, claim: Claim, queue: WriteQueue) -> None:
-        """Run one shard's prompts; checking, encoding and writing happen in the queue's thread."""
-        shard = int(claim.name)
-        names = self._plan.table["sample_id"]
-        places = {str(names[place.row].as_py()): place for place in self._work.shards[shard]}
-        requests = [
-            Request(sample_id=name, input_ids=list_values(self._prompts.table["input_ids"], at.row))
-            for name, at in places.items()
-        ]
-        writer = ShardWriter(self._root, self._plan.manifest, shard, claim)
-        self._writers.append(writer)
-        outstanding = set(places)
-        for captured in engine.capture(requests):
-            outstanding.discard(captured.sample_id)
-            place = places[captured.sample_id]
-            sample = _sample(self._prompts.table, place.row, captured)
-            nbytes = sum(states.nbytes for states in sample.hidden_states.values())
-            queue.submit(partial(self._append, writer, sample, place.token_offset), nbytes)
-            self._on_tokens(len(sample), shard)
-        if outstanding:
-            raise CorruptionError(
-                "length_mismatch",
-                f"the engine returned nothing for {len(outstanding)} of {len(places)} requests",
-                url=self._root.url,
-                shard=shard,
-                sample_id=min(outstanding),
-            )
-        queue.submit(partial(self._commit, writer, claim))
-
-    def _append(self, writer: ShardWriter, sample: Sample, token_offset: int) -> None:
+    def _extract(
+        self, engine: Engine, groups: Iterator[list[Request] | None], queue: WriteQueue
+    ) -> None:
+        """Run what is drawn from `groups`; checking, encoding and writing happen in the queue."""
         try:
-            writer.append(sample, token_offset)
+            for captured in engine.capture(groups):
+                self._take(captured, queue)
+        finally:
+            engine.close()
+        for number, shard in list(self._open.items()):
+            if shard.outstanding:
+                raise CorruptionError(
+                    "length_mismatch",
+                    f"the engine returned nothing for {len(shard.outstanding)} requests",
+                    url=self._root.url,
+                    shard=number,
+                    sample_id=min(shard.outstanding),
+                )
+
+    def _groups(self, queue: WriteQueue) -> Iterator[list[Request] | None]:
+        """The requests of one claimed shard after another; None before a wait for others."""
+        for claim in self._shards.take():
+            if claim is not None:
+                yield self._begin(claim)
+                continue
+            yield None
+            # All that is ours is in the queue now; the wait begins once it is done.
+            queue.drain()
+
+    def _begin(self, claim: Claim) -> list[Request]:
+        number = int(claim.name)
+        names = self._plan.table["sample_id"]
+        places = {str(names[place.row].as_py()): place for place in self._work.shards[number]}
+        manifest = self._plan.manifest
+        writer = ShardWriter(self._root, manifest, number, claim, threads=_CORES_A_SAMPLE)
+        self._open[number] = _OpenShard(claim, writer, places, len(places))
+        ids = self._prompts.table["input_ids"]
+        return [
+            Request(sample_id=name, shard=number, input_ids=list_values(ids, place.row))
+            for name, place in places.items()
+        ]
+
+    def _take(self, captured: Captured, queue: WriteQueue) -> None:
+        number = captured.request.shard
+        shard = self._open[number]
+        place = shard.outstanding.pop(captured.request.sample_id)
+        sample = _sample(self._prompts.table, place.row, captured)
+        nbytes = sum(states.nbytes for states in sample.hidden_states.values())
+        queue.submit(partial(self._append, shard, sample, place.token_offset, captured), nbytes)
+        self._on_tokens(len(sample), number)
+
+    def _append(
+        self, shard: _OpenShard, sample: Sample, token_offset: int, captured: Captured
+    ) -> None:
+        try:
+            shard.writer.append(
+                sample,
+                token_offset,
+                statistics=captured.statistics,
+                check=partial(self._preflight.see, sample),
+            )
         except SampleError as error:
+            self._preflight.refuse(error)
             record_failure(
                 self._root,
-                shard=writer.shard,
+                shard=shard.writer.shard,
                 sample_id=error.sample_id,
                 kind=error.kind,
                 reason=str(error),
             )
+        finally:
+            captured.release()
+        if shard.count_down():
+            self._commit(shard)
 
-    def _commit(self, writer: ShardWriter, claim: Claim) -> None:
+    def _commit(self, shard: _OpenShard) -> None:
+        self._preflight.require()
         try:
-            writer.commit()
+            shard.writer.commit()
             self._written += 1
         except (AlreadyExistsError, LostClaimError):
             # Another worker took this one for dead. The set is whole either way: a shard that is
             # not committed when it is looked at next is done again.
             pass
         finally:
-            self._writers.remove(writer)
-            self._shards.give_back(claim)
+            del self._open[shard.writer.shard]
+            self._shards.give_back(shard.claim)
 
 
 def _sample(table: pa.Table, row: int, captured: Captured) -> Sample:
@@ -132,7 +204,7 @@ def _sample(table: pa.Table, row: int, captured: Captured) -> Sample:
         hidden_states=captured.hidden_states,
         input_ids=list_values(table["input_ids"], row),
         loss_mask=list_values(table["loss_mask"], row).astype(np.uint8),
-        sample_id=captured.sample_id,
+        sample_id=captured.request.sample_id,
         source=values["source"],
         split=values["split"],
         source_extra=dict(values["source_extra"] or {}),

@@ -148,6 +148,10 @@ class SizeArithmetic:
         """Bytes of the states alone, uncompressed, without chunk tails."""
         return self.tokens * self.token_bytes
 
+    def padding_free_bytes(self, codec: str) -> int:
+        """Bytes expected of the states alone with a codec profile, without chunk tails."""
+        return round(self.state_bytes / EXPECTED_RATIO[codec])
+
     def stored_bytes(self, codec: str) -> int:
         """Bytes expected on disk with a codec profile, chunk tails included."""
         return round(self.aligned_tokens * self.token_bytes / EXPECTED_RATIO[codec])

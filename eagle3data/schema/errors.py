@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any, Self
+
 
 class Eagle3DataError(Exception):
-    """Base of all errors raised on purpose; the command line prints it as one paragraph."""
+    """Base of all errors raised on purpose; the command line prints it as one paragraph.
+
+    All of them can be pickled, so that one that was raised on another machine arrives as it was.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self)._again, (self.args, dict(self.__dict__))
+
+    @classmethod
+    def _again(cls, args: tuple[Any, ...], attributes: dict[str, Any]) -> Self:
+        # Past `__init__`, whose arguments are not what `args` holds.
+        error = cls.__new__(cls, *args)
+        error.__dict__.update(attributes)
+        return error
 
 
 class InputError(Eagle3DataError):
@@ -76,6 +91,14 @@ class AlreadyExistsError(Eagle3DataError):
 
 class LostClaimError(Eagle3DataError):
     """Another process took over what this one was working on; nothing of it was committed."""
+
+
+class EngineError(Eagle3DataError):
+    """The engine that runs the target could not start, or stopped in the middle of its work."""
+
+
+class ClusterError(Eagle3DataError):
+    """Machines that were to work on something are not there, or were lost one after the other."""
 
 
 class SpaceError(Eagle3DataError):

@@ -15,6 +15,7 @@ from eagle3data.schema.errors import InputError
 from eagle3data.schema.manifest import TargetModel, Tokenizer
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json")
+WEIGHTS_INDEX = "model.safetensors.index.json"
 _DESCRIPTION_FILES = [
     "config.json",
     "chat_template.jinja",
@@ -109,6 +110,14 @@ def describe_target(model: str, revision: str | None = None) -> tuple[TargetMode
     )
 
 
+def config_digest(model: str, revision: str | None = None) -> str | None:
+    """`TargetModel.config_digest` of a model; None for one without a config to read."""
+    try:
+        return describe_target(model, revision)[0].config_digest
+    except InputError:
+        return None
+
+
 def checkpoint_dtype(model: str, revision: str | None = None) -> str:
     """The dtype that a checkpoint's config names (`bfloat16`, ...); float32 where it names none."""
     config = read_json(model_folder(model, revision) / "config.json")
@@ -117,6 +126,19 @@ def checkpoint_dtype(model: str, revision: str | None = None) -> str:
         if isinstance(named, str) and named != "auto":
             return named
     return "float32"
+
+
+def checkpoint_bytes(model: str, revision: str | None = None) -> int | None:
+    """Bytes of a model's weights, which loading it reads; None where that isn't known.
+
+    Of a model on the hub only the index of its weights is fetched.
+    """
+    folder = model_folder(model, revision, ["config.json", WEIGHTS_INDEX])
+    if (folder / WEIGHTS_INDEX).is_file():
+        total = read_json(folder / WEIGHTS_INDEX).get("metadata", {}).get("total_size")
+        if isinstance(total, int):
+            return total
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) or None
 
 
 def describe_tokenizer(folder: Path) -> Tokenizer:

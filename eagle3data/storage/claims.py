@@ -2,9 +2,9 @@
 
 A claim is an object `claims/<name>.<attempt>`, created exclusively; the highest attempt holds
 `name`. Its owner rewrites it now and then (the heartbeat). Whoever finds that a claim has not
-changed for a while, by its own clock, or knows that the owner's process has ended, creates the
-next attempt, exclusively again: of several that try, one wins. The one before finds a higher
-attempt when it looks, which it does before it commits.
+changed for a while, by its own clock, or knows that the owner's process has ended (by looking, or
+from whoever started it), creates the next attempt, exclusively again: of several that try, one
+wins. The one before finds a higher attempt when it looks, which it does before it commits.
 """
 
 from __future__ import annotations
@@ -150,6 +150,7 @@ class Claims:
         self._root = root
         self._stale_after = stale_after
         self._held: dict[str, Claim] = {}
+        self._gone: set[Owner] = set()
         self._seen: dict[str, _Seen] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -205,6 +206,14 @@ class Claims:
         finally:
             self.release(name)
 
+    def know_gone(self, owner: Owner) -> None:
+        """Take it from whoever started a process that it has ended: its claims need no waiting.
+
+        Should it live after all, behind a broken network, its claims are taken over as from one
+        that was silent: it finds the higher attempt before it commits.
+        """
+        self._gone.add(owner)
+
     def is_abandoned(self, name: str, attempt: int) -> bool:
         """Whether a claim's owner has ended, or has not renewed it for `stale_after` seconds.
 
@@ -214,7 +223,7 @@ class Claims:
         state = read_claim(self._root, name, attempt)
         if state is None:
             return False
-        if state.owner is not None and state.owner.is_gone:
+        if state.owner is not None and (state.owner.is_gone or state.owner in self._gone):
             return True
         seen = self._seen.get(name)
         if seen is None or seen.state != state:

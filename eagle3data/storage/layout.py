@@ -152,10 +152,19 @@ def decode_table(root: Root, name: str, data: bytes) -> tuple[pa.Table, dict[str
     try:
         table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
         table.validate(full=True)
-        facts = dict(json.loads((table.schema.metadata or {}).get(_FACTS, b"{}")))
+        facts = facts_of(table.schema)
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         raise _no_table(root, name, error) from None
     return table, facts
+
+
+def facts_of(schema: pa.Schema) -> dict[str, Any]:
+    """The JSON facts in a table's metadata.
+
+    Raises:
+        ValueError, TypeError: there is something else.
+    """
+    return dict(json.loads((schema.metadata or {}).get(_FACTS, b"{}")))
 
 
 def _no_table(root: Root, name: str, error: Exception) -> CorruptionError:
@@ -172,7 +181,7 @@ def read_plan(root: Root) -> pa.Table:
     Raises:
         CorruptionError: a segment is no Arrow file, or not as it was written.
     """
-    segments = [read_plan_segment(root, name) for name in _plan_segments(root)]
+    segments = [read_plan_segment(root, name) for name in plan_segments(root)]
     return pa.concat_tables([PLAN_SCHEMA.empty_table(), *segments])
 
 
@@ -202,10 +211,11 @@ def plan_facts(root: Root) -> list[dict[str, Any]]:
     Raises:
         CorruptionError: a segment is no Arrow file.
     """
-    return [read_table(root, name)[1] for name in _plan_segments(root)]
+    return [read_table(root, name)[1] for name in plan_segments(root)]
 
 
-def _plan_segments(root: Root) -> list[str]:
+def plan_segments(root: Root) -> list[str]:
+    """Names of the plan's segments, in order."""
     # `DatasetWriter` numbers segments by their shard, so a killed one can leave a gap.
     names = [name for name in root.names("plan") if re.fullmatch(r"[0-9]{4,}\.arrow", name)]
     return [f"plan/{name}" for name in sorted(names, key=lambda name: int(name[:-6]))]

@@ -229,9 +229,10 @@ class _Writing:
         """Do shards until none is left; how many this process committed."""
         queue = WriteQueue(_QUEUE_BYTES)
         try:
-            for claim in self._shared.take(before_waiting=queue.drain):
-                self._begin(claim, queue)
-                if len(self._writers) >= _SHARDS_AT_ONCE:
+            for claim in self._shared.take():
+                if claim is not None:
+                    self._begin(claim, queue)
+                if claim is None or len(self._writers) >= _SHARDS_AT_ONCE:
                     queue.drain()
             queue.drain()
         finally:

@@ -80,7 +80,7 @@ class VerbatimCopy:
             self._target.sweep()
             shared = SharedShards(self._target, claims, self._shards, on_wait)
             with _Pools(self._source.root, self._target) as pools:
-                for claim in shared.take(before_waiting=lambda: None):
+                for claim in filter(None, shared.take()):
                     written += self._copy_shard(claim, pools, on_bytes)
                     shared.give_back(claim)
             consolidate_index(self._target)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
 from typing import Any, TypeVar
@@ -55,11 +56,13 @@ class _ArrayObject:
     encoder: ShardEncoder
     upload: Upload
     identity: str = ""
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def write(self, chunks: Iterable[tuple[int, Callable[[], EncodedChunk]]]) -> None:
         """Append chunks in the order given, each while what encodes it has it in its cache."""
-        for number, encode in chunks:
-            self.upload.write(self.encoder.add(number, encode()))
+        with self.lock:
+            for number, encode in chunks:
+                self.upload.write(self.encoder.add(number, encode()))
 
     def commit(self) -> None:
         """Give the finished object its name."""
@@ -79,9 +82,9 @@ class _ArrayObject:
 class ShardWriter:
     """Writes a shard's samples as they come, and makes them visible in one step.
 
-    Samples may come in any order. They are checked, encoded and written at once, so memory is
-    bounded by one sample however large the shard is. Nothing is visible to a reader before
-    `commit` has created the index part. Use `abort` to drop what was written.
+    Samples may come in any order, and from several threads at once. They are checked, encoded and
+    written when they come, so memory is bounded however large the shard is. Nothing is visible to
+    a reader before `commit` has created the index part. Use `abort` to drop what was written.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class ShardWriter:
         self._rows: list[dict[str, Any]] = []
         self._taken: set[int] = set()
         self._objects: list[_ArrayObject] = []
+        self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(
             threads or min(_MAX_THREADS, os.cpu_count() or 1), "eagle3data-write"
         )
@@ -122,6 +126,7 @@ class ShardWriter:
         sample: Sample,
         token_offset: int,
         *,
+        statistics: Mapping[int, LayerStatistics] | None = None,
         check: Callable[[dict[int, LayerStatistics]], None] | None = None,
     ) -> None:
         """Check a sample and write its chunks.
@@ -129,6 +134,8 @@ class ShardWriter:
         Args:
             sample: not referenced any more when this returns.
             token_offset: where the plan put it, on a chunk boundary of this shard.
+            statistics: of its layers, where whoever made the states found them already; the
+                others are found here.
             check: called with the statistics of the sample's layers before anything is
                 written; what it raises refuses the sample.
 
@@ -139,19 +146,18 @@ class ShardWriter:
         """
         manifest = self._manifest
         sample.check(manifest.layers, manifest.hidden_size, manifest.target.vocab_size)
-        layers = list(sample.hidden_states)
-        found = self._each(layer_statistics, sample.hidden_states.values())
-        statistics = dict(zip(layers, found, strict=True))
-        check_statistics(sample, statistics)
+        found = self._statistics(sample, statistics or {})
+        check_statistics(sample, found)
         if check is not None:
-            check(statistics)
+            check(found)
         self._require_room(sample)
-        self._place(sample, token_offset)
-        if not self._objects:
-            self._begin()
+        with self._lock:
+            self._place(sample, token_offset)
+            if not self._objects:
+                self._begin()
         writes = [(target, self._chunks(target, sample, token_offset)) for target in self._objects]
         self._each(lambda write: write[0].write(write[1]), writes)
-        self._rows.append(_index_row(sample, token_offset, statistics))
+        self._rows.append(_index_row(sample, token_offset, found))
 
     def commit(self) -> None:
         """Finish every object, give it its name, check that it is there, then create the part.
@@ -186,6 +192,14 @@ class ShardWriter:
             target.upload.abort()
         self._pool.shutdown()
 
+    def _statistics(
+        self, sample: Sample, known: Mapping[int, LayerStatistics]
+    ) -> dict[int, LayerStatistics]:
+        unknown = [layer for layer in sample.hidden_states if layer not in known]
+        made = self._each(layer_statistics, [sample.hidden_states[layer] for layer in unknown])
+        found = {**known, **dict(zip(unknown, made, strict=True))}
+        return {layer: found[layer] for layer in sample.hidden_states}
+
     def _each(self, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
         return list(self._pool.map(work, items))
 
@@ -207,7 +221,7 @@ class ShardWriter:
         if room is None:
             return
         free, total = room
-        reserve = min(_RESERVE_BYTES, round(total * _RESERVE_SHARE))
+        reserve = reserved_bytes(total)
         needed = sum(states.nbytes for states in sample.hidden_states.values())
         if free - needed < reserve:
             raise SpaceError(
@@ -285,8 +299,7 @@ class ShardWriter:
         except AlreadyExistsError:
             # A writer that was taken for dead can have committed between its last look and now,
             # after its objects had been replaced by ours. Its part then describes no object.
-            _, there = layout.read_table(self._root, name)
-            if there.get("objects") == objects:
+            if self._is_part_of(objects):
                 raise
             require_claim(self._root, self._claim)
             self._require_own_objects()
@@ -303,8 +316,18 @@ class ShardWriter:
         try:
             self._require_own_objects()
         except (LostClaimError, CorruptionError):
-            drop_part(self._root, self.shard)
+            # The other may have put its own part in the place of this one already.
+            if self._is_part_of([target.facts for target in self._objects]):
+                drop_part(self._root, self.shard)
             raise
+
+    def _is_part_of(self, objects: list[dict[str, Any]]) -> bool:
+        """Whether the shard's index part is there and describes these objects."""
+        try:
+            _, there = layout.read_table(self._root, layout.index_part(self.shard))
+        except CorruptionError:
+            return False
+        return there.get("objects") == objects
 
     def _withdraw(self) -> None:
         """Remove what of this attempt has got its name already."""
@@ -313,6 +336,11 @@ class ShardWriter:
         for target in self._objects:
             if target.identity and self._root.identity(target.name) == target.identity:
                 self._root.delete(target.name)
+
+
+def reserved_bytes(total: int) -> int:
+    """What a disk of so many bytes keeps free: writing stops there."""
+    return min(_RESERVE_BYTES, round(total * _RESERVE_SHARE))
 
 
 def remove_orphans(root: Root, manifest: Manifest, shard: int, claim: Claim) -> None:
@@ -376,9 +404,11 @@ def _index_row(
     }
 
 
-def _writing() -> dict[str, str]:
+def _writing() -> dict[str, str | int]:
+    """When and by whom; how fast an extraction is, and with how many workers, is told by these."""
     return {
-        "written_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "written_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         "host": platform.node(),
+        "process": os.getpid(),
         "eagle3data": version("eagle3data"),
     }

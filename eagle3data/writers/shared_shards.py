@@ -31,13 +31,11 @@ class SharedShards:
         self._on_wait = on_wait
         self._in_hand: set[int] = set()
 
-    def take(self, before_waiting: Callable[[], object]) -> Iterator[Claim]:
+    def take(self) -> Iterator[Claim | None]:
         """Claims on shards that are to be done; give each back with `give_back`.
 
-        A shard may be committed after the next one was taken.
-
-        Args:
-            before_waiting: finishes what this process has begun.
+        A shard may be committed after the next one was taken. None says that all others are in
+        other processes' hands: finish what was begun; the next step waits a while for them.
         """
         while missing := missing_shards(self._root, self._wanted):
             taken = 0
@@ -47,7 +45,7 @@ class SharedShards:
                     taken += 1
                     yield claim
             if not taken:
-                before_waiting()
+                yield None
                 self._wait()
 
     def give_back(self, claim: Claim) -> None:

@@ -82,6 +82,32 @@ def layer_statistics(states: npt.NDArray[Any]) -> LayerStatistics:
     )
 
 
+def statistics_of_rows(
+    norms: npt.NDArray[np.float32], largest: npt.NDArray[np.float32], width: int
+) -> LayerStatistics | None:
+    """Statistics of `[T, H]` states from what a device found of each row.
+
+    Args:
+        norms: `[T]` Euclidean norms.
+        largest: `[T]` largest magnitudes.
+        width: H.
+
+    Returns:
+        None where a row is not finite, which `layer_statistics` tells apart.
+    """
+    if not np.isfinite(norms).all():
+        return None
+    squares = norms.astype(np.float64) ** 2
+    return LayerStatistics(
+        absmax=float(largest.max()),
+        rms=float(np.sqrt(squares.mean() / width)),
+        min_row_rms=float(np.sqrt(squares.min() / width)),
+        n_zero_rows=int((largest == 0).sum()),
+        n_nan=0,
+        n_inf=0,
+    )
+
+
 class _Float16:
     infinity = 0x7C00
 

@@ -1,4 +1,4 @@
-"""Work for one background thread, bounded by the bytes that wait for it.
+"""Work for background threads, bounded by the bytes that wait for them.
 
 An extractor hands its samples over and goes on; while the disk keeps up it never waits, and when
 the disk does not it is slowed to the disk's speed instead of filling the memory.
@@ -9,31 +9,40 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 
 class WriteQueue:
-    """Runs callables in order in a thread; the first error stops it and is raised to the caller.
+    """Runs callables in threads; the first error stops it and is raised to the caller.
+
+    One thread does the work in the order it came; several do it beside each other.
 
     Attributes:
         waited: how often `submit` had to wait for room.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        """Start the thread.
+    def __init__(self, max_bytes: int, threads: int = 1) -> None:
+        """Start the threads.
 
         Args:
             max_bytes: bytes that may wait; one item above it is let in when nothing else waits.
+            threads: pieces of work that are done at once.
         """
         self._max_bytes = max_bytes
-        self._work: deque[tuple[Callable[[], Any], int]] = deque()
+        self._work: deque[_Item] = deque()
+        self._busy = 0
         self._bytes = 0
         self._error: BaseException | None = None
         self._closed = False
         self._changed = threading.Condition()
         self.waited = 0
-        self._thread = threading.Thread(target=self._run, name="eagle3data-queue", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._run, name="eagle3data-queue", daemon=True)
+            for _ in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, work: Callable[[], Any], nbytes: int = 0) -> None:
         """Hand over work; waits while too many bytes are in the queue.
@@ -50,7 +59,7 @@ class WriteQueue:
                 self.waited += 1
                 self._changed.wait_for(lambda: not self._is_full(nbytes) or self._error)
             self._raise_error()
-            self._work.append((work, nbytes))
+            self._work.append(_Item(work, nbytes))
             self._bytes += nbytes
             self._changed.notify_all()
 
@@ -61,15 +70,16 @@ class WriteQueue:
             Exception: whatever the work raised.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not self._work or self._error)
+            self._changed.wait_for(lambda: not (self._work or self._busy) or self._error)
             self._raise_error()
 
     def close(self) -> None:
-        """End the thread; work that has not begun is dropped. Call `drain` first to keep it."""
+        """End the threads; work that has not begun is dropped. Call `drain` first to keep it."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def _is_full(self, nbytes: int) -> bool:
         return self._bytes > 0 and self._bytes + nbytes > self._max_bytes
@@ -79,21 +89,28 @@ class WriteQueue:
             raise self._error
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._work or self._closed)
-                if self._closed:
-                    return
-                work, nbytes = self._work[0]
+        while (item := self._next()) is not None:
             try:
-                work()
+                item.work()
             except BaseException as error:  # noqa: BLE001 - raised again where the caller is
-                with self._changed:
-                    self._error = error
-                    self._changed.notify_all()
-                return
+                self._error = self._error or error
             with self._changed:
                 # Only now: what is being written counts too.
-                self._work.popleft()
-                self._bytes -= nbytes
+                self._bytes -= item.nbytes
+                self._busy -= 1
                 self._changed.notify_all()
+
+    def _next(self) -> _Item | None:
+        """The first piece of work; None when there is to be no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._work or self._closed or self._error)
+            if self._closed or self._error:
+                return None
+            self._busy += 1
+            return self._work.popleft()
+
+
+@dataclass(frozen=True)
+class _Item:
+    work: Callable[[], Any]
+    nbytes: int

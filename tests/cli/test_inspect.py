@@ -76,8 +76,8 @@ def test_plan(states: str, smollm2: Path, prompts: Path, tmp_path: Path, command
 
 @pytest.mark.parametrize(
     "name",
-    ["prepare", "regenerate", "plan", "extract", "status", "info", "show", "stats", "validate",
-     "copy", "train", "export"],
+    ["prepare", "regenerate", "plan", "extract", "status", "release", "info", "show", "stats",
+     "validate", "copy", "train", "export"],
 )  # fmt: skip
 def test_every_command_has_help_with_an_example(name: str, command: Command) -> None:
     done = command(name, "--help")

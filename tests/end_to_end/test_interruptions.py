@@ -13,13 +13,21 @@ import pytest
 
 from eagle3data import open_dataset
 from tests.killing import entries, kill_after, start
-from tests.support import CONVERSATIONS, Command, eagle3data
+from tests.support import CONVERSATIONS, Command, eagle3data, same_sample
 
 SMALL_SHARDS = ("--shard-tokens", "384")
 
 
 def _words(prompts: Path, smollm2: Path, url: Path) -> list[str]:
     return list(map(str, ["extract", prompts, "--model", smollm2, "--out", url, *SMALL_SHARDS]))
+
+
+def _holds_the_same(url: Path, other: Path) -> bool:
+    """Ids, offsets, masks, statistics and states; chunks may lie in another order in a shard."""
+    here, there = open_dataset(str(url)), open_dataset(str(other))
+    if not here.index.equals(there.index):
+        return False
+    return all(same_sample(here[row], there[row]) for row in range(len(there)))
 
 
 def _objects(url: Path) -> dict[str, bytes]:
@@ -50,8 +58,7 @@ def _kill_and_continue(
         happened += kill_after(process, url, entries(url) + rng.randint(1, 14))
     done = eagle3data(*words)
     assert done.returncode == 0, done.stderr
-    assert _objects(url) == _objects(never_interrupted)
-    assert open_dataset(str(url)).index.equals(open_dataset(str(never_interrupted)).index)
+    assert _holds_the_same(url, never_interrupted)
     return happened
 
 
@@ -121,7 +128,7 @@ def test_full_disk_keeps_what_is_committed(
     assert "Traceback" not in full.stderr
     assert before.items() <= _objects(url).items()
     assert eagle3data(*words).returncode == 0
-    assert _objects(url) == _objects(never_interrupted)
+    assert _holds_the_same(url, never_interrupted)
 
 
 def test_two_workers_share_the_shards(
@@ -131,8 +138,7 @@ def test_two_workers_share_the_shards(
     workers = [start(_words(prompts, smollm2, url)) for _ in range(2)]
     said = [worker.communicate() for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], said
-    assert _objects(url) == _objects(never_interrupted)
-    assert open_dataset(str(url)).index.equals(open_dataset(str(never_interrupted)).index)
+    assert _holds_the_same(url, never_interrupted)
 
 
 def test_prompts_are_appended_and_what_is_there_stays(

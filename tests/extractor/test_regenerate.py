@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +13,9 @@ import pytest
 from eagle3data.cli.regenerate import regenerate as command
 from eagle3data.extractor import regenerate as module
 from eagle3data.extractor.chat import ChatEncoder
-from eagle3data.extractor.generate import Answer, TargetGenerator
+from eagle3data.extractor.engines.choice import EngineOptions
+from eagle3data.extractor.generate import Answer, AnswerReader, GeneratorOptions
+from eagle3data.extractor.generate_transformers import TransformersGenerator
 from eagle3data.extractor.messages import Message
 from eagle3data.extractor.prepare import prepare
 from eagle3data.extractor.prompts import read_prompts
@@ -22,29 +25,34 @@ from eagle3data.schema.errors import InputError, MismatchError
 Row = dict[str, Any]
 
 
-class Echo:
+class Echo(TransformersGenerator):
     """A generator that repeats the question and remembers its batches."""
 
     batches: ClassVar[list[list[str]]] = []
 
-    def __init__(self, model: str, encoder: ChatEncoder, **options: Any) -> None:
-        pass
-
-    def seed(self, value: int) -> None:
-        pass
+    def __init__(
+        self, name: str, model: str, encoder: ChatEncoder, options: GeneratorOptions
+    ) -> None:
+        self._batch_size = options.batch_size or 128
+        self.window = 2 * self._batch_size
 
     def answer(self, conversations: Sequence[list[Message]]) -> list[Answer]:
         asked = [talk[-1]["content"] for talk in conversations]
         self.batches.append(asked)
         return [
-            Answer(text=f"{len(talk)} {text}", tokens=1, cut="cut" in text)
+            self._echo(f"{len(talk)} {text}", cut="cut" in text)
             for talk, text in zip(conversations, asked, strict=True)
         ]
+
+    def _echo(self, text: str, *, cut: bool) -> Answer:
+        ending = {"finish_reason": "length"} if cut else {}
+        message = {"role": "assistant", "content": text, **ending}
+        return Answer(message=message, tokens=1, cut=cut)
 
 
 @pytest.fixture
 def echo(monkeypatch: pytest.MonkeyPatch) -> type[Echo]:
-    monkeypatch.setattr(module, "TargetGenerator", Echo)
+    monkeypatch.setattr(module, "load_generator", Echo)
     monkeypatch.setattr(Echo, "batches", [])
     return Echo
 
@@ -64,6 +72,7 @@ class Bench:
         source = self.folder / "rows.jsonl"
         text = [row if isinstance(row, str) else json.dumps(row) for row in rows]
         source.write_text("\n".join(text) + "\n")
+        options = {"engine": EngineOptions(engine="transformers"), **options}
         return regenerate([str(source)], str(self.model), self.out, RegenerateOptions(**options))
 
     def lines(self) -> list[Row]:
@@ -98,9 +107,14 @@ def test_the_models_own_answers(bench: Bench) -> None:
     )
 
     encoder = ChatEncoder.for_model(str(bench.model))
-    alone = TargetGenerator(str(bench.model), encoder, dtype="float32", max_new_tokens=10)
+    alone = TransformersGenerator(
+        str(bench.model),
+        encoder,
+        AnswerReader(encoder),
+        GeneratorOptions(dtype="float32", max_new_tokens=10, longest=100),
+    )
     (again,) = alone.answer([second["messages"][:3]])
-    assert (again.text, again.cut, again.tokens) == (cut["content"], True, 10)
+    assert (again.message, again.cut, again.tokens) == (cut, True, 10)
 
     # A cut answer has no end of turn to learn; a finished one has.
     out = bench.folder / "prompts.arrow"
@@ -188,6 +202,8 @@ def test_other_settings_or_sources_are_refused(bench: Bench, echo: type[Echo]) -
     bench.run(*rows)
     with pytest.raises(MismatchError, match="max_new_tokens is 1024, now 5"):
         bench.run(*rows, max_new_tokens=5)
+    with pytest.raises(MismatchError, match="temperature is 0.0, now 0.5, seed is None, now 0"):
+        bench.run(*rows, temperature=0.5)
     with pytest.raises(MismatchError, match="now 'no more rows'"):
         bench.run(rows[0])
     bench.out.write_text('{"messages": []}\n')
@@ -199,6 +215,12 @@ def test_other_settings_or_sources_are_refused(bench: Bench, echo: type[Echo]) -
 def test_options_out_of_range(bench: Bench) -> None:
     with pytest.raises(InputError, match="must be at least 1"):
         RegenerateOptions(max_new_tokens=0)
+    with pytest.raises(InputError, match="batch size 0 must be at least 1"):
+        RegenerateOptions(batch_size=0)
+    with pytest.raises(InputError, match="expected auto, vllm, transformers"):
+        bench.run(question("a"), engine=EngineOptions(engine="llama"))
+    with pytest.raises(InputError, match="expected bfloat16"):
+        bench.run(question("a"), dtype="int8")
     with pytest.raises(InputError, match="no rows"):
         bench.run("")
 
@@ -206,7 +228,8 @@ def test_options_out_of_range(bench: Bench) -> None:
 def test_command(bench: Bench, echo: type[Echo], capsys: pytest.CaptureFixture[str]) -> None:
     source = bench.folder / "rows.jsonl"
     source.write_text(json.dumps(question("a")) + "\n")
-    command([str(source)], str(bench.model), str(bench.out), json=True)
+    run = partial(command, [str(source)], str(bench.model), str(bench.out), engine="transformers")
+    run(json=True)
     assert json.loads(capsys.readouterr().out)["answers"] == 1
-    command([str(source)], str(bench.model), str(bench.out))
+    run()
     assert "1 from an earlier run" in capsys.readouterr().out

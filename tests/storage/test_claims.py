@@ -85,6 +85,19 @@ def test_another_machine_is_followed_when_it_stays_silent(root: Root) -> None:
         assert list_claims(root) == {"00000000": 1}
 
 
+def test_another_machine_that_is_known_to_be_gone_is_followed_at_once(root: Root) -> None:
+    _elsewhere(root, "00000000")
+    owner = replace(Owner.current(), host="elsewhere", boot="0" * 32)
+    with Claims(root) as claims:
+        claims.know_gone(replace(owner, pid=owner.pid + 1))
+        assert claims.acquire("00000000") is None
+        claims.know_gone(owner)
+        claim = claims.acquire("00000000")
+        assert claim is not None
+        assert claim.attempt == 1
+        assert list_claims(root) == {"00000000": 1}
+
+
 def test_another_machine_that_renews_is_left_alone(root: Root) -> None:
     with Claims(root, stale_after=0.2) as claims:
         begin = time.monotonic()

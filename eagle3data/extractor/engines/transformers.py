@@ -7,7 +7,7 @@ is after the norm.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,14 +91,18 @@ class TransformersEngine:
 
         return take
 
-    def capture(self, requests: Sequence[Request]) -> Iterator[Captured]:
-        """Run requests in batches of similar length, longest first.
+    def capture(self, groups: Iterable[Sequence[Request] | None]) -> Iterator[Captured]:
+        """Run each group in batches of similar length, longest first.
 
-        The batches are a function of the requests alone, so a shard that is done again is
-        done in the same batches.
+        The batches are a function of the group alone, so a shard that is done again is done in
+        the same batches.
         """
-        for batch in batches_by_length(requests, self._batch_tokens):
-            yield from self._run(batch)
+        for group in groups:
+            for batch in batches_by_length(group or (), self._batch_tokens):
+                yield from self._run(batch)
+
+    def close(self) -> None:
+        """Nothing was started: the model goes with its last reference."""
 
     @torch.inference_mode()
     def _run(self, batch: Sequence[Request]) -> Iterator[Captured]:
@@ -121,7 +125,7 @@ class TransformersEngine:
             logits = output.logits[row, last.index(lengths[row] - 1)].float()
             token = int(logits.argmax())
             yield Captured(
-                sample_id=request.sample_id,
+                request=request,
                 hidden_states={
                     layer: self._stored(self._taken[layer][row, : lengths[row]])
                     for layer in self._layers
