@@ -60,6 +60,7 @@ class Preflight:
         self._judged = 0
         self._head: TargetHead | None = None
         self._is_head_sought = False
+        self._is_headroom_told = False
 
     def see(self, sample: Sample, statistics: Mapping[int, LayerStatistics]) -> None:
         """Take note of a sample that is going to be written."""
@@ -127,7 +128,8 @@ class Preflight:
                 )
         layer, largest = max(absmax.items(), key=lambda item: item[1])
         is_half = self._manifest.storage.dtype == StorageDtype.FLOAT16.value
-        if is_half and largest > _HEADROOM * _FLOAT16_LARGEST:
+        if is_half and largest > _HEADROOM * _FLOAT16_LARGEST and not self._is_headroom_told:
+            self._is_headroom_told = True
             self._on_notice(
                 f"layer {layer} reaches {largest:,.0f}, float16 ends at {_FLOAT16_LARGEST:,.0f}: "
                 "samples that go beyond are left out. --dtype bfloat16 has room for all."
