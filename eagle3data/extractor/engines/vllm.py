@@ -80,6 +80,8 @@ class VllmEngine:
         try:
             self.llm_engine = start_engine(chosen, in_process=False)
             self._client = connect(doorway, self._consumer, asked)
+            # Now, since nothing tidies up after a kill -9: the connection needs its path no more.
+            shutil.rmtree(self._folder)
         except BaseException:
             self.close()
             raise
