@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # Its bits don't depend on what runs beside it, so a set made twice is the same to the byte. Tests
 # of the vLLM engine name it.
 os.environ["EAGLE3DATA_ENGINE"] = "transformers"
+# Else each vLLM binds its threads to the same cores as every other, and they wait in circles.
+os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

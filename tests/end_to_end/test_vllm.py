@@ -75,18 +75,25 @@ def _require_same_samples(one: Dataset, other: Dataset) -> None:
         assert one.index[name].equals(other.index[name]), name
 
 
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two engines run at once in most of these."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
 def test_float32_states_are_transformers_own(smollm2: Path, mixed: Path, tmp_path: Path) -> None:
     """Prompts longer than a step's tokens are run in pieces; the states must not show it."""
-    urls = {name: tmp_path / name for name in ("vllm", "transformers")}
+    urls = [tmp_path / "vllm", tmp_path / "transformers"]
     more = ("--compute-dtype", "float32", "--shard-tokens", "1024")
     budget = [f"max_num_batched_tokens={STEP_TOKENS}", "max_num_seqs=16"]
     chunked = [word for argument in budget for word in ("--engine-arg", argument)]
-    done = eagle3data(*_words(mixed, smollm2, urls["vllm"], *more, *chunked))
-    assert done.returncode == 0, done.stderr
-    assert f"max_num_scheduled_tokens is set to {STEP_TOKENS} " in done.stderr
-    plain = ["extract", mixed, "--model", smollm2, "--out", urls["transformers"], *more]
+    process = start(_words(mixed, smollm2, urls[0], *more, *chunked))
+    plain = ["extract", mixed, "--model", smollm2, "--out", urls[1], *more]
     assert eagle3data(*plain, "--engine", "transformers").returncode == 0
-    found, expected = (open_dataset(str(url)) for url in urls.values())
+    _, stderr = process.communicate()
+    assert process.returncode == 0, stderr
+    assert f"max_num_scheduled_tokens is set to {STEP_TOKENS} " in stderr
+    found, expected = (open_dataset(str(url)) for url in urls)
     _require_same_samples(found, expected)
     assert found.manifest.capture.engine == "vllm"
     assert found.manifest.capture.engine_version.startswith("vllm 0.")
@@ -118,14 +125,22 @@ def _committed(url: Path) -> dict[str, bytes]:
     }
 
 
+def _commits(url: Path) -> int:
+    return len(list((url / "index").glob("0*.arrow")))
+
+
 def _after_commits(words: Sequence[str], url: Path, more: int) -> subprocess.Popen[str]:
     """Begin, and return once so many more shards are committed."""
-    there = len(list((url / "index").glob("0*.arrow")))
+    until = _commits(url) + more
     process = start(words)
-    while process.poll() is None and len(list((url / "index").glob("0*.arrow"))) < there + more:
+    _wait_for_commits(process, url, until)
+    return process
+
+
+def _wait_for_commits(process: subprocess.Popen[str], url: Path, until: int) -> None:
+    while process.poll() is None and _commits(url) < until:
         pass
     assert process.poll() is None, process.communicate()
-    return process
 
 
 def _started_by(process: subprocess.Popen[str]) -> dict[str, psutil.Process]:
@@ -157,35 +172,33 @@ def _kill_engine(process: subprocess.Popen[str], role: str) -> str:
 def test_deaths_lose_nothing_and_leave_nothing(
     smollm2: Path, prompts: Path, states: str, tmp_path: Path
 ) -> None:
-    """The engine killed, the extraction killed, Ctrl-C; then the same data set in the end."""
+    """Two extractions of one plan: an engine is killed, then the other extraction. Two more: one
+    gets Ctrl-C, the other finishes, and has the same data set in the end."""
     url = tmp_path / "set"
     words = _words(prompts, smollm2, url)
-    _kill_engine(_after_commits(words, url, 1), "VLLM::EngineCore")
+    one, two = start(words), start(words)
+    _wait_for_commits(one, url, 1)
+    others = _started_by(two)
+    _kill_engine(one, "VLLM::EngineCore")
+    two.kill()
+    two.communicate()
+    _require_gone(others)
     committed = _committed(url)
     assert committed
 
-    process = _after_commits(words, url, 1)
-    started = _started_by(process)
-    process.kill()
-    process.communicate()
-    _require_gone(started)
-    assert committed.items() <= _committed(url).items()
-    committed = _committed(url)
-
-    process = _after_commits(words, url, 1)
-    started = _started_by(process)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate()
-    assert process.returncode == 130, stderr
+    three, four = start(words), start([*words, "--json"])
+    _wait_for_commits(three, url, _commits(url) + 1)
+    started = _started_by(three)
+    three.send_signal(signal.SIGINT)
+    _, stderr = three.communicate()
+    assert three.returncode == 130, stderr
     assert "Run the same command again to continue" in stderr
-    assert [name for name, one in started.items() if not has_ended(one)] == []
-    assert committed.items() <= _committed(url).items()
-    committed = _committed(url)
+    assert [name for name, each in started.items() if not has_ended(each)] == []
 
-    done = eagle3data(*words, "--json")
-    assert done.returncode == 0, done.stderr
+    stdout, stderr = four.communicate()
+    assert four.returncode == 0, stderr
     # vLLM has much to say; none of it belongs to the result.
-    report: dict[str, Any] = json.loads(done.stdout)
+    report: dict[str, Any] = json.loads(stdout)
     assert report["committed"] == report["shards"] > report["written"] > 0
     assert committed.items() <= _committed(url).items()
     _require_equal_in_bfloat16(open_dataset(str(url)), open_dataset(states))

@@ -3,10 +3,10 @@
 vLLM's `extract_hidden_states` method keeps the asked layers' states in a cache layer of its own,
 paged like the KV cache. This connector takes a finished request's pages and copies them, once and
 in the storage dtype, into the memory of the client that asked (`channel`). It runs in vLLM's
-processes, so it is imported by name there: `connector_config` says how.
+processes, so it is imported by name there: `capture_arguments` says how.
 
-Tried with vLLM 0.26 (CUDA) and 0.32 (CPU). What of vLLM it stands on is held by
-`tests/extractor/test_vllm_adapter.py`.
+What of vLLM it stands on is held by `tests/extractor/test_vllm_adapter.py`, for the versions that
+`vllm_settings.TRIED_WITH` names.
 """
 
 from __future__ import annotations

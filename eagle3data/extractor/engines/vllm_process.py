@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from multiprocessing.connection import wait
 from typing import Any
 
+from eagle3data.extractor.engines.vllm_settings import TRIED_WITH
 from eagle3data.schema.errors import EngineError, InputError
 
 _CPU_CACHE_BYTES = 2 << 30
@@ -68,7 +69,8 @@ def start_engine(arguments: Mapping[str, Any], *, in_process: bool) -> Any:
         OSError,
     ) as error:
         raise EngineError(
-            f"vLLM could not start with this model: {error} Its own messages above say more. "
+            f"vLLM could not start with this model: {error} Its own messages above say more "
+            f"(extraction was tried with vLLM {' to '.join(TRIED_WITH)}). "
             "--engine transformers runs every causal language model of Hugging Face, slower."
         ) from error
     if not in_process:

@@ -14,6 +14,8 @@ from typing import Any
 from eagle3data.extractor.engines.addresses import UNIX, check_address
 from eagle3data.schema.errors import InputError
 
+TRIED_WITH = ("0.26", "0.32")
+"""The oldest and the newest vLLM that extraction was run with: on CUDA, on a CPU."""
 CONNECTOR = "Eagle3DataConnector"
 CONNECTOR_MODULE = "eagle3data.extractor.engines.vllm_adapter"
 SETTINGS = "eagle3data"
