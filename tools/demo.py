@@ -1,8 +1,8 @@
 """The main job end to end on a CPU, as `make demo` runs it: the same commands a person types.
 
-Regenerates answers with the target itself, prepares, plans, extracts, looks, validates,
-trains a small draft, exports it, and prints what was made. Running it again continues where
-it stopped.
+Regenerates answers with the target itself, prepares, plans, extracts (both in vLLM), looks,
+validates, trains a small draft, exports it, and prints what was made. Running it again continues
+where it stopped.
 """
 
 from __future__ import annotations
@@ -95,11 +95,13 @@ def _print_table(
         table.add_column(name, justify="right" if name == "seconds" else "left", overflow="fold")
     shards = info["shards"]
     rows = [
-        ("regenerate", "answers by the target itself", paths["conversations.jsonl"]),
+        ("regenerate", f"answers by the target itself, in {_engine_of_answers(paths)}",
+         paths["conversations.jsonl"]),
         ("prepare", f"{info['samples']:,} conversations, {info['loss_tokens']:,} tokens with loss",
          paths["prompts.arrow"]),
         ("extract", f"{info['tokens']:,} tokens x layers {info['capture']['layers']}, "
-         f"{shards['committed']} of {shards['planned']} shards, {info['bytes'] / 1e6:,.0f} MB",
+         f"{shards['committed']} of {shards['planned']} shards, {info['bytes'] / 1e6:,.0f} MB, by "
+         f"{info['capture']['engine_version']}",
          paths["states"]),
         ("validate", "all levels: clean", paths["states"]),
         ("train", train_line(summary), paths["draft"]),
@@ -115,6 +117,11 @@ def _print_table(
         f"  .venv/bin/eagle3data prepare YOURS.jsonl --model {model} --out yours.arrow",
         soft_wrap=True,
     )
+
+
+def _engine_of_answers(paths: dict[str, str]) -> str:
+    with Path(paths["conversations.jsonl"]).open() as file:
+        return str(json.loads(file.readline())["engine"])
 
 
 def train_line(summary: dict[str, Any]) -> str:

@@ -33,7 +33,10 @@ ShardTokens = Annotated[
     int | None, typer.Option(help="Tokens of a shard; chosen from the prompts by default.")
 ]
 Engine = Annotated[
-    str, typer.Option(help="auto (vllm where it is installed), vllm or transformers.")
+    str,
+    typer.Option(
+        envvar="EAGLE3DATA_ENGINE", help="auto (vllm where it is installed), vllm or transformers."
+    ),
 ]
 TensorParallelSize = Annotated[
     int, typer.Option(min=1, metavar="N", help="GPUs that share the model (vLLM).")

@@ -94,6 +94,16 @@ def test_bad_arguments(
     assert not (tmp_path / "set" / "index").exists()
 
 
+def test_the_environment_names_the_engine(
+    smollm2: Path, prompts: Path, tmp_path: Path, refused: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("EAGLE3DATA_ENGINE", "tgi")
+    words = ("extract", prompts, "--model", smollm2, "--out", tmp_path / "set")
+    assert "--engine tgi" in refused(*words)
+    assert "--engine sglang" in refused(*words, "--engine", "sglang")
+
+
 def test_files_that_are_something_else(
     smollm2: Path, tmp_path: Path, refused: Callable[..., str]
 ) -> None:

@@ -6,13 +6,15 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import psutil
+import pyarrow as pa
 import pytest
 
 from eagle3data import Dataset, open_dataset
@@ -25,14 +27,16 @@ from tests.support import CONVERSATIONS, eagle3data
 pytestmark = needs_vllm
 
 STEP_TOKENS = 80
-"""What the engine may run at once in the float32 test; most prompts take several steps."""
-LITTLE_MEMORY = ("--engine-arg", "kv_cache_memory_bytes=300000000")
+"""What the engine may run at once: most prompts take several steps."""
+SMALL_ENGINE = ("kv_cache_memory_bytes=300000000", f"max_num_batched_tokens={STEP_TOKENS}")
+"""Small steps also leave something to the other of two extractions: an engine draws 8 ahead."""
 GONE_WITHIN = 20.0
 
 
 def _words(prompts: Path, model: Path, url: Path, *more: str) -> list[str]:
     command = ["extract", prompts, "--model", model, "--out", url, "--engine", "vllm"]
-    return [*map(str, command), *LITTLE_MEMORY, *more]
+    engine = [word for text in SMALL_ENGINE for word in ("--engine-arg", text)]
+    return [*map(str, command), *engine, "--engine-arg", "max_num_seqs=16", *more]
 
 
 @pytest.fixture(scope="module")
@@ -75,19 +79,33 @@ def _require_same_samples(one: Dataset, other: Dataset) -> None:
         assert one.index[name].equals(other.index[name]), name
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two engines run at once in most of these."""
+Begin = Callable[[list[str]], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def begin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
+    """Starts commands, two at a time in most tests; none outlives its test."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    begun = []
+
+    def begin_command(words: list[str]) -> subprocess.Popen[str]:
+        begun.append(start(words))
+        return begun[-1]
+
+    yield begin_command
+    for process in begun:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
-def test_float32_states_are_transformers_own(smollm2: Path, mixed: Path, tmp_path: Path) -> None:
+def test_float32_states_are_transformers_own(
+    begin: Begin, smollm2: Path, mixed: Path, tmp_path: Path
+) -> None:
     """Prompts longer than a step's tokens are run in pieces; the states must not show it."""
     urls = [tmp_path / "vllm", tmp_path / "transformers"]
     more = ("--compute-dtype", "float32", "--shard-tokens", "1024")
-    budget = [f"max_num_batched_tokens={STEP_TOKENS}", "max_num_seqs=16"]
-    chunked = [word for argument in budget for word in ("--engine-arg", argument)]
-    process = start(_words(mixed, smollm2, urls[0], *more, *chunked))
+    process = begin(_words(mixed, smollm2, urls[0], *more))
     plain = ["extract", mixed, "--model", smollm2, "--out", urls[1], *more]
     assert eagle3data(*plain, "--engine", "transformers").returncode == 0
     _, stderr = process.communicate()
@@ -125,21 +143,17 @@ def _committed(url: Path) -> dict[str, bytes]:
     }
 
 
-def _commits(url: Path) -> int:
-    return len(list((url / "index").glob("0*.arrow")))
+def _committers(url: Path) -> set[int]:
+    """Processes that committed a shard."""
+    parts = (url / "index").glob("0*.arrow")
+    metadata = (pa.ipc.open_file(str(part)).schema.metadata[b"eagle3data"] for part in parts)
+    return {json.loads(facts)["process"] for facts in metadata}
 
 
-def _after_commits(words: Sequence[str], url: Path, more: int) -> subprocess.Popen[str]:
-    """Begin, and return once so many more shards are committed."""
-    until = _commits(url) + more
-    process = start(words)
-    _wait_for_commits(process, url, until)
-    return process
-
-
-def _wait_for_commits(process: subprocess.Popen[str], url: Path, until: int) -> None:
-    while process.poll() is None and _commits(url) < until:
-        pass
+def _wait_for_commit(process: subprocess.Popen[str], url: Path) -> None:
+    """Until it has committed a shard of its own; it has more in hand then."""
+    while process.poll() is None and process.pid not in _committers(url):
+        time.sleep(0.02)
     assert process.poll() is None, process.communicate()
 
 
@@ -156,8 +170,9 @@ def _require_gone(started: dict[str, psutil.Process]) -> None:
     assert [name for name, one in started.items() if not has_ended(one)] == []
 
 
-def _kill_engine(process: subprocess.Popen[str], role: str) -> str:
-    """Kill -9 a process of the engine; what the command said about it."""
+def _kill_engine(process: subprocess.Popen[str], url: Path, role: str) -> None:
+    """Kill -9 a process of the engine in the middle of its work."""
+    _wait_for_commit(process, url)
     started = _started_by(process)
     victim = next(one for name, one in started.items() if name.startswith(role))
     victim.kill()
@@ -166,34 +181,33 @@ def _kill_engine(process: subprocess.Popen[str], role: str) -> str:
     assert "run the same command again to continue" in stderr
     assert "Traceback (most recent call last)" not in stderr.rpartition("eagle3data:")[2]
     _require_gone(started)
-    return stderr
 
 
 def test_deaths_lose_nothing_and_leave_nothing(
-    smollm2: Path, prompts: Path, states: str, tmp_path: Path
+    begin: Begin, smollm2: Path, prompts: Path, states: str, tmp_path: Path
 ) -> None:
     """Two extractions of one plan: an engine is killed, then the other extraction. Two more: one
     gets Ctrl-C, the other finishes, and has the same data set in the end."""
     url = tmp_path / "set"
     words = _words(prompts, smollm2, url)
-    one, two = start(words), start(words)
-    _wait_for_commits(one, url, 1)
-    others = _started_by(two)
-    _kill_engine(one, "VLLM::EngineCore")
+    one, two = begin(words), begin(words)
+    _kill_engine(one, url, "VLLM::EngineCore")
+    _wait_for_commit(two, url)
+    started = _started_by(two)
     two.kill()
     two.communicate()
-    _require_gone(others)
+    _require_gone(started)
     committed = _committed(url)
     assert committed
 
-    three, four = start(words), start([*words, "--json"])
-    _wait_for_commits(three, url, _commits(url) + 1)
+    three, four = begin(words), begin([*words, "--json"])
+    _wait_for_commit(three, url)
     started = _started_by(three)
     three.send_signal(signal.SIGINT)
     _, stderr = three.communicate()
     assert three.returncode == 130, stderr
     assert "Run the same command again to continue" in stderr
-    assert [name for name, each in started.items() if not has_ended(each)] == []
+    _require_gone(started)
 
     stdout, stderr = four.communicate()
     assert four.returncode == 0, stderr
@@ -206,6 +220,8 @@ def test_deaths_lose_nothing_and_leave_nothing(
 
 def _require_equal_in_bfloat16(found: Dataset, expected: Dataset) -> None:
     """As `test_states_equal_transformers`: most rows; a few cancel and can't be compared."""
+    engines = [each.manifest.capture.engine for each in (found, expected)]
+    assert engines == ["vllm", "transformers"]
     _require_same_samples(found, expected)
     for layer, rows in _rows(found, expected).items():
         print(f"bfloat16, layer {layer}: rows' error, {_quantiles(rows)}")
@@ -228,22 +244,27 @@ def test_what_was_never_run_is_refused(
 
 @pytest.mark.soak
 def test_a_worker_that_is_killed_ends_the_engine(
-    smollm2: Path, prompts: Path, tmp_path: Path
+    begin: Begin, smollm2: Path, prompts: Path, tmp_path: Path
 ) -> None:
     url = tmp_path / "set"
-    _kill_engine(_after_commits(_words(prompts, smollm2, url), url, 1), "VLLM::Worker")
+    _kill_engine(begin(_words(prompts, smollm2, url)), url, "VLLM::Worker")
 
 
 @pytest.mark.soak
-def test_ctrl_c_while_the_model_is_loaded(smollm2: Path, prompts: Path, tmp_path: Path) -> None:
-    process = start(_words(prompts, smollm2, tmp_path / "set"))
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_signal_while_the_model_is_loaded(
+    begin: Begin, smollm2: Path, prompts: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    process = begin(_words(prompts, smollm2, tmp_path / "set"))
     family = psutil.Process(process.pid)
     while not any(one.name().startswith("VLLM::") for one in family.children(recursive=True)):
         assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
     started = _started_by(process)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate()
-    assert process.returncode == 130, stderr
+    process.send_signal(number)
+    # They close its standard error when they end.
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), stderr
     _require_gone(started)
 
 
@@ -292,10 +313,10 @@ shutil.copytree(disk / "set", disk.parent / "copy")
 
 @pytest.mark.soak
 def test_two_extractions_share_one_plan(
-    smollm2: Path, prompts: Path, states: str, tmp_path: Path
+    begin: Begin, smollm2: Path, prompts: Path, states: str, tmp_path: Path
 ) -> None:
     url = tmp_path / "set"
-    running = [start([*_words(prompts, smollm2, url), "--json"]) for _ in range(2)]
+    running = [begin([*_words(prompts, smollm2, url), "--json"]) for _ in range(2)]
     said = [process.communicate() for process in running]
     assert [process.returncode for process in running] == [0, 0], said
     reports = [json.loads(stdout) for stdout, _ in said]

@@ -17,6 +17,7 @@ import secrets
 import signal
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -231,5 +232,6 @@ def _die_with(owner: int | None) -> None:
         return
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent:
+    # It may have ended before, while the model was loaded.
+    if os.getppid() != parent or not Path(f"/proc/{owner}").exists():
         os.kill(os.getpid(), signal.SIGKILL)
