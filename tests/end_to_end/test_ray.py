@@ -120,7 +120,9 @@ def test_a_node_killed_half_way(
     assert "1,748 of 1,748 tokens" in stderr
     assert _are_gone(workers)
     options = ExtractOptions(engine=EngineOptions(engine="transformers"), shard_tokens=384)
-    ignore: dict[str, Any] = dict.fromkeys(("on_start", "on_tokens", "on_wait"), lambda *_: None)
+    ignore: dict[str, Any] = dict.fromkeys(
+        ("on_start", "on_tokens", "on_wait", "on_notice"), lambda *_: None
+    )
     extract(str(some_prompts), str(smollm2), str(one), options, **ignore)
     there, here = open_dataset(str(url)), open_dataset(str(one))
     assert there.index.equals(here.index)
