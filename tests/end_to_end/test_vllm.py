@@ -226,8 +226,8 @@ def _require_equal_in_bfloat16(found: Dataset, expected: Dataset) -> None:
     for layer, rows in _rows(found, expected).items():
         print(f"bfloat16, layer {layer}: rows' error, {_quantiles(rows)}")
         median, most = np.quantile(rows, [0.5, 0.9])
-        assert median < 0.02, layer
-        assert most < 0.05, layer
+        assert median < 0.03, layer
+        assert most < 0.06, layer
     tokens = [each.index["witness_token"].to_numpy() for each in (found, expected)]
     assert np.mean(tokens[0] == tokens[1]) >= 0.9
 
