@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,5 +31,6 @@ def kill_after(process: subprocess.Popen[str], url: Path, count: int) -> bool:
             process.send_signal(signal.SIGKILL)
             process.communicate()
             return True
+        time.sleep(0.005)
     process.communicate()
     return False

@@ -9,12 +9,13 @@ tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from eagle3data.extractor.chat import ChatEncoder
 from eagle3data.extractor.engines.vllm_process import is_on_cpu, require_free, start_engine
 from eagle3data.extractor.generate import AnswerReader, GeneratorOptions, Talk
-from eagle3data.extractor.processes import end_own_children, mark_environment, own_pids
+from eagle3data.extractor.processes import end_own_children, marked_run, own_pids
 from eagle3data.schema.errors import EngineError
 
 _WINDOW = 1024
@@ -40,8 +41,9 @@ class VllmGenerator:
         self._encoder, self._reader, self._options = encoder, reader, options
         self.window = options.batch_size or _WINDOW
         chosen = _engine_arguments(model, options)
-        mark_environment()
         self._others = own_pids()
+        self._run = ExitStack()
+        self._run.enter_context(marked_run())
         self._open: dict[str, Talk] = {}
         self._made = 0
         try:
@@ -70,6 +72,7 @@ class VllmGenerator:
         if hasattr(self, "_engine"):
             self._engine.engine_core.shutdown()
         end_own_children(keep=self._others)
+        self._run.close()
 
     def _ask(self, talk: Talk) -> None:
         from vllm import SamplingParams, TokensPrompt

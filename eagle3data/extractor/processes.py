@@ -11,7 +11,8 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,9 +27,6 @@ _KILL_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 _ROUNDS = 3
 _COMMAND_CHARACTERS = 100
-
-_mappings: list[mmap.mmap] = []
-"""Kept, or the mark would go."""
 
 
 @dataclass(frozen=True)
@@ -72,20 +70,32 @@ class Run:
         return self.owner.is_gone
 
 
-def mark_environment() -> None:
-    """Mark this process, and whatever it starts from now on, as one extraction's."""
+@contextmanager
+def marked_run() -> Iterator[None]:
+    """Mark this process, and whatever it starts in the meantime, as one extraction's."""
     token = Owner.current().token
     if os.environ.get(RUN) == token:
+        yield
         return
-    os.environ[RUN] = token
-    # setproctitle, which vLLM and Ray call, else writes over what /proc/<pid>/environ shows.
-    os.environ["SPT_NOENV"] = "1"
     descriptor = os.memfd_create(f"{RUN}={token}")
     try:
         os.ftruncate(descriptor, mmap.PAGESIZE)
-        _mappings.append(mmap.mmap(descriptor, mmap.PAGESIZE))
+        mapping = mmap.mmap(descriptor, mmap.PAGESIZE)
     finally:
         os.close(descriptor)
+    # setproctitle, which vLLM and Ray call, else writes over what /proc/<pid>/environ shows.
+    marks = {RUN: token, "SPT_NOENV": "1"}
+    before = {name: os.environ.get(name) for name in marks}
+    os.environ.update(marks)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        mapping.close()
 
 
 def our_runs() -> list[Run]:

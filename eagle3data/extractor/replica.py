@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from eagle3data.extractor.engines.choice import engine_version
-from eagle3data.extractor.processes import end_own_children, mark_environment
+from eagle3data.extractor.processes import end_own_children
 from eagle3data.extractor.run import Job, do_job
 from eagle3data.schema.digest import json_digest
 from eagle3data.schema.errors import InputError, ManifestError
@@ -99,7 +99,6 @@ class Replica:
         """
         self._idle.clear()
         try:
-            mark_environment()
             root = self._root = Root(shared.url)
             _require_same_environment(shared)
             _require_same_set(root, shared)

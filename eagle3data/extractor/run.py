@@ -21,7 +21,7 @@ from eagle3data.extractor.estimate import room_for
 from eagle3data.extractor.gpu_memory import wait_for_gpu
 from eagle3data.extractor.plan import Plan, make_plan
 from eagle3data.extractor.preflight import OnNotice, Preflight
-from eagle3data.extractor.processes import mark_environment, own_pids
+from eagle3data.extractor.processes import marked_run, own_pids
 from eagle3data.extractor.prompts import PromptsFile, read_prompts
 from eagle3data.extractor.work import Work, require_appendable, settle_work
 from eagle3data.extractor.worker import OnTokens, Worker
@@ -212,7 +212,6 @@ def do_job(
     Whatever the engine has started is gone when this returns, also with an error; what of it
     still holds GPU memory is told to `on_notice`.
     """
-    mark_environment()
     others, started = own_pids(), set[int]()
 
     def load() -> Engine:
@@ -224,7 +223,8 @@ def do_job(
     preflight = Preflight(job.plan.manifest, head, on_notice)
     worker = Worker(root, job.plan, job.prompts, job.work, claims, preflight, on_tokens, on_wait)
     try:
-        return worker.run(job.wanted, load)
+        with marked_run():
+            return worker.run(job.wanted, load)
     finally:
         if started:
             _tell_held(started, on_notice)

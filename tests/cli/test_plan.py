@@ -103,7 +103,7 @@ def test_extract_refuses_what_plan_says_will_not_fit(
 ) -> None:
     small = tmp_path / "small"
     small.mkdir()
-    mounts = f"mount -t tmpfs -o size=20m none '{small}'"
+    mounts = f"mount -t tmpfs -o size=10m none '{small}'"
     words = (str(prompts), "--model", str(smollm2), "--out", str(small / "set"))
     program = [sys.executable, "-m", "eagle3data.cli.main"]
     planned = with_mounts(mounts, [*program, "plan", *words])

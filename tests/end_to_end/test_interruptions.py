@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,7 @@ def test_ctrl_c_says_how_to_continue(
     url = tmp_path / "set"
     process = start(_words(prompts, smollm2, url))
     while process.poll() is None and not list((url / "index").glob("0*.arrow")):
-        pass
+        time.sleep(0.005)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate()
     assert process.returncode == 130, stderr

@@ -14,10 +14,13 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from importlib import import_module
 from multiprocessing.shared_memory import SharedMemory
 
-from eagle3data.extractor.processes import end_own_children, mark_environment
+from eagle3data.extractor.processes import end_own_children, marked_run
+
+_marks = ExitStack()
 
 
 def say(name: str, value: object = "") -> None:
@@ -26,6 +29,10 @@ def say(name: str, value: object = "") -> None:
 
 def start(role: str) -> None:
     subprocess.Popen([sys.executable, __file__, role])
+
+
+def mark() -> None:
+    _marks.enter_context(marked_run())
 
 
 def fork(role: str) -> None:
@@ -49,7 +56,7 @@ def wait_for_ever() -> None:
 
 
 def lead() -> None:
-    mark_environment()
+    mark()
     start("child")
     fork("forked")
     daemon()
@@ -69,7 +76,7 @@ def main(role: str) -> None:
         return
     if role in {"owner", "foreign"}:
         if role == "owner":
-            mark_environment()
+            mark()
         start("child")
         fork("forked")
     elif role == "child":
@@ -77,10 +84,10 @@ def main(role: str) -> None:
     elif role == "titled":
         import_module("setproctitle").setproctitle("VLLM::EngineCore")
     elif role == "titled-owner":
-        mark_environment()
+        mark()
         start("titled")
     elif role == "small-owner":
-        mark_environment()
+        mark()
         fork("forked")
     elif role == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

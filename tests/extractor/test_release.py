@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from eagle3data.extractor.processes import has_ended, is_ours, our_runs
+from eagle3data.extractor.processes import has_ended, is_ours, marked_run, our_runs
 from eagle3data.extractor.release import release
 from eagle3data.schema.errors import InputError
 from tests.support import Command
@@ -154,3 +154,17 @@ def test_the_command(start: Start, command: Command) -> None:
     assert tree.alive == set()
     assert all(run.owner.pid != pid for run in our_runs())
     assert command("release", "--pid", 2**30).returncode == 2
+
+
+def test_a_run_that_is_over_is_none_any_more() -> None:
+    """A program that extracts, then trains: `release --check` of the training sees no run."""
+    before = dict(os.environ)
+    with marked_run():
+        with marked_run():
+            assert is_ours(psutil.Process())
+        assert is_ours(psutil.Process())
+        child = Tree("foreign", TREE)
+    assert not is_ours(psutil.Process())
+    assert all(map(is_ours, child.processes.values()))
+    child.close()
+    assert dict(os.environ) == before

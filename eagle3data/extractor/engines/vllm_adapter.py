@@ -17,10 +17,10 @@ import secrets
 import signal
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 import torch
 from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -39,6 +39,7 @@ from vllm.v1.request import RequestStatus
 
 from eagle3data.extractor.engines.vllm_sender import FinishedRequest, StateSender
 from eagle3data.extractor.engines.vllm_settings import INSTANCE, PARAMS, SETTINGS
+from eagle3data.extractor.processes import has_ended
 from eagle3data.schema.digest import tokens_crc32c
 from eagle3data.schema.errors import EngineError
 from eagle3data.schema.target import config_digest
@@ -233,5 +234,12 @@ def _die_with(owner: int | None) -> None:
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     # It may have ended before, while the model was loaded.
-    if os.getppid() != parent or not Path(f"/proc/{owner}").exists():
+    if os.getppid() != parent or _is_gone(owner):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        return has_ended(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return True

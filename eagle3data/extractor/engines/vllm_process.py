@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from multiprocessing.connection import wait
+from types import FrameType
 from typing import Any
 
 from eagle3data.extractor.engines.vllm_settings import TRIED_WITH
@@ -59,7 +62,8 @@ def start_engine(arguments: Mapping[str, Any], *, in_process: bool) -> Any:
         # By default vLLM reserves most of a GPU's memory, and of a CPU's as well.
         arguments = {"kv_cache_memory_bytes": _CPU_CACHE_BYTES, **arguments}
     try:
-        engine = LLM(**arguments).llm_engine
+        with _interruptible():
+            engine = LLM(**arguments).llm_engine
     except (
         ValueError,
         RuntimeError,
@@ -76,6 +80,28 @@ def start_engine(arguments: Mapping[str, Any], *, in_process: bool) -> Any:
     if not in_process:
         threading.Thread(target=_watch, args=(engine.engine_core,), daemon=True).start()
     return engine
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C end a load: vLLM swallows it in one place, and fails of it in others."""
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(previous):
+        yield
+        return
+    told: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        told.append(number)
+        previous(number, frame)
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if told:
+            raise KeyboardInterrupt
 
 
 def _watch(core: Any) -> None:
