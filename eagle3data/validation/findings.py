@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Self
 
@@ -61,6 +61,8 @@ class Finding:
         token_range: first and past-the-last token within the sample, where only a part is wrong.
         expected: what should have been there.
         advice: what to do.
+        chance: of a clean set showing this, at most: 0 where it is proven (a checksum, a count,
+            an object that is gone); None until whoever gathers the findings fills it in.
     """
 
     kind: str
@@ -72,6 +74,16 @@ class Finding:
     token_range: tuple[int, int] | None = None
     expected: str | None = None
     advice: str | None = None
+    chance: float | None = None
+
+    @property
+    def sure(self) -> str:
+        """How sure it is, in words; `chance` is the number."""
+        if self.chance is None:
+            return "not said"
+        if self.chance <= 0:
+            return "proven"
+        return f"at most 1 clean set in {1 / self.chance:,.0f} shows this"
 
     def as_dict(self) -> dict[str, Any]:
         """The six fields that every finding has, then those of the others that say something."""
@@ -87,6 +99,8 @@ class Finding:
             "token_range": list(self.token_range) if self.token_range else None,
             "expected": self.expected,
             "advice": self.advice,
+            "chance": self.chance,
+            "sure": self.sure if self.chance is not None else None,
         }
         return fixed | {key: value for key, value in optional.items() if value is not None}
 
@@ -100,7 +114,7 @@ class Finding:
         span = value.get("token_range")
         return cls(
             **{
-                **value,
+                **{key: said for key, said in value.items() if key != "sure"},
                 "severity": Severity(value["severity"]),
                 "token_range": (int(span[0]), int(span[1])) if span else None,
             }
@@ -158,13 +172,19 @@ class Report:
         """Whether the verdict is clean."""
         return self.verdict is Verdict.CLEAN
 
-    def add(self, findings: Iterable[Finding]) -> None:
-        """Take findings in, without those that say the same of the same place."""
+    def add(self, findings: Iterable[Finding], *, chance: float = 0.0) -> None:
+        """Take findings in, without those that say the same of the same place.
+
+        Args:
+            findings: any.
+            chance: that a clean set shows them, for those that don't say so themselves.
+        """
         places = {_place(finding) for finding in self.findings}
         for finding in findings:
             if _place(finding) not in places:
                 places.add(_place(finding))
-                self.findings.append(finding)
+                said = finding if finding.chance is not None else replace(finding, chance=chance)
+                self.findings.append(said)
         self.findings.sort(key=lambda finding: finding.severity is not Severity.ERROR)
 
     def to_json(self) -> str:

@@ -118,6 +118,7 @@ def _broken(probe: ProbeSet, sequences: Sequences, layer: int, empty: Tensor) ->
             layer=layer,
             token_range=None if len(at) == len(states) else (int(at[0]), int(at[-1]) + 1),
             advice=REPAIR,
+            chance=0.0,
         )
 
 

@@ -109,6 +109,7 @@ class ProbeSet:
                         sample_id=self.sample_id(position),
                         shard=self.shard(position),
                         layer=int(str(error.array).rsplit("/", 1)[-1]) if error.array else None,
+                        chance=0.0,
                     )
                 )
         return readable

@@ -11,6 +11,7 @@ from eagle3data.schema.errors import CorruptionError, InputError
 from eagle3data.storage import layout
 from eagle3data.storage.root import Root
 from eagle3data.validation.findings import Checked, Finding, Level, Report
+from eagle3data.validation.significance import FALSE_ALARM
 from eagle3data.validation.structure import check_structure
 
 Stage = Callable[[str, int, str], AbstractContextManager[Callable[[int], None]]]
@@ -117,7 +118,7 @@ def _meaning(
         ) from None
     with stage("probing", len(dataset.manifest.layers), "layers") as advance:
         meaning = check_meaning(dataset, model, revision, advance)
-    report.add(meaning.findings)
+    report.add(meaning.findings, chance=FALSE_ALARM)
     report.undecided += meaning.undecided
     report.confidence += meaning.confidence
     report.checked.bytes += meaning.bytes_read

@@ -48,5 +48,25 @@ def test_json() -> None:
             "layer": None,
             "detail": "x",
             "token_range": [3, 9],
+            "chance": 0.0,
+            "sure": "proven",
         }
     ]
+
+
+def test_how_sure_is_said_by_whoever_knows() -> None:
+    made = Report(url="memory://x", level=Level.ALL)
+    made.add([Finding(kind="chunk_corrupt", detail="x")])
+    made.add(
+        [Finding(kind="shifted", detail="x"), Finding(kind="all_zero", detail="x", chance=0.0)],
+        chance=1e-4,
+    )
+    again = Report.from_json(made.to_json())
+    assert again == made
+    assert {finding.kind: finding.chance for finding in again.findings} == {
+        "chunk_corrupt": 0.0,
+        "shifted": 1e-4,
+        "all_zero": 0.0,
+    }
+    assert {finding.sure for finding in again.findings if finding.kind != "shifted"} == {"proven"}
+    assert "10,000" in next(f.sure for f in again.findings if f.kind == "shifted")
