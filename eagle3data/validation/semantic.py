@@ -11,6 +11,7 @@ from eagle3data.validation import layer_profile, next_token
 from eagle3data.validation.findings import REPAIR, Finding
 from eagle3data.validation.head_checks import HeadChecks
 from eagle3data.validation.layer_views import LayerView, doubt_findings, look
+from eagle3data.validation.measured import Measured
 from eagle3data.validation.probe_set import ProbeSet
 from eagle3data.validation.significance import caught_share, log_threshold
 from eagle3data.validation.token_identity import WIDE_SHIFTS, Sequences, frequent_tokens
@@ -27,6 +28,7 @@ class Meaning:
     findings: list[Finding] = field(default_factory=list)
     undecided: list[str] = field(default_factory=list)
     confidence: list[str] = field(default_factory=list)
+    measured: Measured = field(default_factory=Measured)
     samples: int = 0
     tokens: int = 0
     bytes_read: int = 0
