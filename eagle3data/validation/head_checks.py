@@ -1,4 +1,4 @@
-"""Checks through the target's own head: next token, norm state, order of layers, the witness."""
+"""Checks through the target's own head: next token, norm state, order of layers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from eagle3data.schema.errors import CorruptionError
 from eagle3data.schema.manifest import Manifest, NormState
-from eagle3data.validation import next_token, witness
+from eagle3data.validation import next_token
 from eagle3data.validation.findings import REPAIR, Finding
 from eagle3data.validation.layer_views import LayerView, index_texts
+from eagle3data.validation.measured import Witnesses
 from eagle3data.validation.owners import find_owner
 from eagle3data.validation.probe_set import ProbeSet
 from eagle3data.validation.token_identity import Sequences, stands_above
+from eagle3data.validation.witness_checks import WitnessChecks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,11 +41,15 @@ class HeadResult:
         findings: what is wrong.
         undecided: questions that stayed open.
         notes: sentences for the report's confidence.
+        readings: the next-token probe by layer; empty where there are too few rows.
+        witness: what every sample's last row says; None where there is no witness.
     """
 
     findings: list[Finding] = field(default_factory=list)
     undecided: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    readings: dict[int, NextToken] = field(default_factory=dict)
+    witness: Witnesses | None = None
 
 
 class HeadChecks:
@@ -85,7 +90,7 @@ class HeadChecks:
     def run(self) -> HeadResult:
         """All checks; those of the final layer only where it was captured."""
         final = self.manifest.final_layer
-        readings = self._next_tokens()
+        readings = self.result.readings = self._next_tokens()
         swapped = self._layer_order(readings)
         if final not in self.views:
             self.result.undecided.append(
@@ -98,6 +103,13 @@ class HeadChecks:
             wrong = self._norm_state(readings[final]) or wrong
         self._witness(readings.get(final), already_wrong=wrong)
         return self.result
+
+    def _witness(self, reading: NextToken | None, *, already_wrong: bool) -> None:
+        checks = WitnessChecks(self.probe, self.head, self.explained)
+        foretells = reading is not None and reading.shift == 1
+        self.result.findings += checks.run(foretells=foretells, already_wrong=already_wrong)
+        self.result.notes.append(checks.note)
+        self.result.witness = checks.measured
 
     def _next_tokens(self) -> dict[int, NextToken]:
         if len(self.picked) < MIN_ROWS_OF_SAMPLE:
@@ -249,136 +261,6 @@ class HeadChecks:
                     )
                 )
         return found
-
-    def _witness(self, reading: NextToken | None, *, already_wrong: bool) -> None:
-        import torch
-
-        index = self.probe.dataset.index
-        tokens = index["witness_token"].to_pylist()
-        logprobs = index["witness_logprob"].to_pylist()
-        positions, rows = [], []
-        for position, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
-            if token is None or logprob is None:
-                continue
-            row = self._last_row(position, self.manifest.final_layer)
-            if row is not None and bool(torch.isfinite(row).all()) and bool((row != 0).any()):
-                positions.append(position)
-                rows.append(row)
-        if not positions:
-            self.result.notes.append(
-                "No sample has a witness (the engine's own next token), so which layer the final "
-                "one is was judged by the next-token probe alone: one layer short would not show."
-            )
-            return
-        self._expected = {
-            position: (int(tokens[position] or 0), float(logprobs[position] or 0.0))
-            for position in positions
-        }
-        found = self._read(positions, torch.stack(rows), post_norm=self.post)
-        bad, whole = witness.disagreeing(found)
-        self.result.notes.append(
-            f"Witness: the last rows of {len(positions) - int(bad.sum()):,} of {len(positions):,} "
-            f"samples give the engine's own next token; median difference "
-            f"{float(found.difference.abs().median()):.3f} nats."
-        )
-        failing = [positions[at] for at in bad.nonzero().flatten().tolist()]
-        if whole and failing:
-            if not already_wrong:
-                self._witness_of_set(failing, reading)
-            return
-        for position in failing:
-            if self.probe.sample_id(position) not in self.explained:
-                self._witness_of_sample(position)
-
-    def _last_row(self, position: int, layer: int) -> Tensor | None:
-        try:
-            return self.probe.last_row(position, layer)
-        except CorruptionError as error:
-            self._add(position, error.kind, str(error), layer=layer)
-            return None
-
-    def _read(self, positions: Sequence[int], rows: Tensor, *, post_norm: bool) -> witness.Reading:
-        import torch
-
-        expected = [self._expected[position] for position in positions]
-        return witness.read(
-            self.head,
-            rows,
-            torch.tensor([token for token, _ in expected]),
-            torch.tensor([logprob for _, logprob in expected]),
-            post_norm=post_norm,
-        )
-
-    def _explanations(self, position: int) -> dict[tuple[str, str], Tensor]:
-        """Other rows that could be the right one, by kind and sentence, as the head wants them."""
-        final = self.manifest.final_layer
-        states = self.probe.states(position, final)
-        found = {
-            ("wrong_norm_state", "with the norm " + ("put in" if self.post else "left out")): (
-                self.head.normed(states[-1:])[0] if self.post else states[-1].float()
-            )
-        }
-        for layer in self.views:
-            if layer != final:
-                row = self.probe.last_row(position, layer)
-                found["layers_swapped", f"from the place of layer {layer}"] = self._normed(row)
-        if len(states) > 1:
-            found["shifted", "from the row before the last"] = self._normed(states[-2], final=True)
-            found["shifted", "from the first row"] = self._normed(states[0], final=True)
-        return found
-
-    def _normed(self, row: Tensor, *, final: bool = False) -> Tensor:
-        return row.float() if final and self.post else self.head.normed(row[None])[0]
-
-    def _explain(self, position: int) -> list[tuple[str, str]]:
-        import torch
-
-        tried = self._explanations(position)
-        reading = self._read(
-            [position] * len(tried), torch.stack([*tried.values()]), post_norm=True
-        )
-        agrees = reading.agrees().tolist()
-        return [key for key, right in zip(tried, agrees, strict=True) if right]
-
-    def _witness_of_set(self, failing: list[int], reading: NextToken | None) -> None:
-        final = self.manifest.final_layer
-        counts: dict[tuple[str, str], int] = {}
-        some = failing[:: max(1, len(failing) // SEARCHED)]
-        for position in some:
-            for key in self._explain(position):
-                counts[key] = counts.get(key, 0) + 1
-        best = max(counts, key=counts.__getitem__, default=None)
-        if best is not None and counts[best] > len(some) * witness.MOSTLY:
-            kind, how = best
-            detail = f"they do when the state is read {how}."
-        elif reading is not None and reading.shift == 1:
-            kind, detail = (
-                "wrong_final_layer",
-                "they foretell the next token, but not as the target.",
-            )
-        else:
-            kind, detail = "wrong_model", "no other row, layer or norm explains it."
-        self.result.findings.append(
-            Finding(
-                kind=kind,
-                layer=final,
-                detail=f"over the whole set, the last rows of layer {final} don't give the "
-                f"engine's own next tokens ({len(failing):,} samples disagree); {detail}",
-                expected=f"what leaves the last layer ({final}), "
-                + ("after the norm" if self.post else "before the norm"),
-                advice="Extract again with the layers of `--layers auto`.",
-            )
-        )
-
-    def _witness_of_sample(self, position: int) -> None:
-        explained = self._explain(position)
-        kind, how = explained[0] if len(explained) == 1 else ("witness_mismatch", "")
-        token, logprob = self._expected[position]
-        detail = (
-            f"its last row does not give the engine's own next token ({token}, {logprob:.2f} nats)"
-        )
-        detail += f"; read {how} it does." if how else "; its last state is not this sample's."
-        self._add(position, kind, detail, layer=self.manifest.final_layer)
 
     def _add(self, position: int, kind: str, detail: str, layer: int | None = None) -> None:
         self.result.findings.append(

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from eagle3data.validation.findings import REPAIR, Finding
 from eagle3data.validation.owners import find_owner
 from eagle3data.validation.probe_set import ProbeSet
+from eagle3data.validation.row_checks import RowChecks
 from eagle3data.validation.sample_verdicts import Doubt, SampleJudge
 from eagle3data.validation.token_identity import Agreement, Sequences, features, measure
 
@@ -57,8 +58,9 @@ def look(
     layer: int,
     picked: Tensor,
     log_alpha: float,
+    checks: RowChecks,
 ) -> LayerView:
-    """Run a layer through the identity probe.
+    """Run a layer through the identity probe, and show its rows to the row checks.
 
     Args:
         probe: the samples.
@@ -67,18 +69,22 @@ def look(
         layer: canonical id.
         picked: `[P]` rows whose states are kept for the next-token probe.
         log_alpha: threshold of each single test.
+        checks: of the rows.
     """
     import torch
 
+    collector = checks.collector()
     kept: dict[int, Tensor] = {}
 
     def read(sample: int) -> Tensor:
         states = probe.states(probe.positions[sample], layer)
         mine = picked[sequences.sample_of[picked] == sample] - sequences.bounds[sample]
         kept[sample] = states[mine]
+        collector.see(sample, states)
         return states
 
     rows, profile = features(read, len(sequences))
+    checks.look(layer, collector.facts())
     agreement = measure(rows, sequences, classes, log_alpha)
     judge = SampleJudge(agreement, sequences, log_alpha)
     empty = rows.abs().amax(1) == 0

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from eagle3data.storage.model_weights import TargetHead
 
 SHIFTS = tuple(range(-2, 4))
-ROWS_PER_SAMPLE = 24
+ROWS_PER_SAMPLE = 16
 MAX_ROWS = 2048
 MARGIN_NATS = 0.1
 """A way of reading a state must be better by this much, on average, to count as better."""

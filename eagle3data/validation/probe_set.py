@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +13,6 @@ from eagle3data.schema.errors import CorruptionError
 from eagle3data.schema.index import list_values
 from eagle3data.storage import layout
 from eagle3data.storage.arrays import chunk_codec
-from eagle3data.storage.shard_decoder import ShardDecoder
 from eagle3data.validation.findings import Finding
 
 if TYPE_CHECKING:
@@ -36,23 +35,23 @@ class ProbeSet:
         self.dataset = dataset
         self.unreadable: list[Finding] = []
         self.bytes_read = 0
-        self.positions = self._readable(choose(dataset.index["length"].to_numpy().tolist()))
-        self._shard = lru_cache(maxsize=64)(self._open_shard)
+        self._lock = threading.Lock()
+        self._offsets = dataset.index["token_offset"].to_numpy()
+        self._lengths = dataset.index["length"].to_numpy()
+        self.positions = self._readable(choose(self._lengths.tolist()))
 
     def __len__(self) -> int:
         return len(self.positions)
 
     @property
     def tokens(self) -> int:
-        lengths = self.dataset.index["length"].to_numpy()
-        return int(lengths[self.positions].sum())
+        return int(self._lengths[self.positions].sum())
 
     def sample_id(self, position: int) -> str:
         return str(self.dataset.index["sample_id"][position].as_py())
 
     def shard(self, position: int) -> int:
-        offset = int(self.dataset.index["token_offset"].to_numpy()[position])
-        return self.dataset.manifest.storage.axis.shard_of(offset)
+        return self.dataset.manifest.storage.axis.shard_of(int(self._offsets[position]))
 
     def ids(self, position: int) -> list[int]:
         found: list[int] = list_values(self.dataset.index["input_ids"], position).tolist()
@@ -61,38 +60,30 @@ class ProbeSet:
     def states(self, position: int, layer: int) -> Tensor:
         """`[T, H]` in the storage dtype."""
         values = self.dataset.read_array(layout.states_array(layer), position)
-        self.bytes_read += values.nbytes
+        self._count(values.nbytes)
         return as_tensor(values)
 
     def last_row(self, position: int, layer: int) -> Tensor:
-        """`[H]`, reading the sample's last chunk only.
+        """`[H]`, reading the sample's last chunk only. Any thread may call it.
 
         Raises:
             CorruptionError: that chunk can't be read.
         """
         axis = self.dataset.manifest.storage.axis
-        offset = int(self.dataset.index["token_offset"].to_numpy()[position])
-        length = int(self.dataset.index["length"].to_numpy()[position])
+        offset, length = int(self._offsets[position]), int(self._lengths[position])
         array = layout.states_array(layer)
         last = axis.chunks_of(offset, length).stop - 1
         codec = chunk_codec(self.dataset.manifest, array)
         rows = length - (axis.aligned(length) - axis.chunk_tokens)
         out = np.empty((rows, *codec.shape[1:]), dtype=codec.dtype)
-        reader = self._shard(array, axis.shard_of(offset))
+        reader = self.dataset.shard_reader(array, axis.shard_of(offset))
         reader.read(range(last, last + 1), out, self.sample_id(position))
-        self.bytes_read += out.nbytes
+        self._count(out.nbytes)
         return as_tensor(out[-1:])[0]
 
-    def _open_shard(self, array: str, shard: int) -> ShardDecoder:
-        manifest = self.dataset.manifest
-        return ShardDecoder(
-            self.dataset.root,
-            chunk_codec(manifest, array),
-            array=array,
-            shard=shard,
-            name=layout.shard_object(array, shard),
-            chunks=manifest.storage.axis.chunks_per_shard,
-        )
+    def _count(self, read: int) -> None:
+        with self._lock:
+            self.bytes_read += read
 
     def _readable(self, positions: Sequence[int]) -> list[int]:
         readable = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from eagle3data.readers.dataset import Dataset
@@ -10,9 +10,11 @@ from eagle3data.storage.model_weights import TargetHead, UnknownHeadError, load_
 from eagle3data.validation import layer_profile, next_token
 from eagle3data.validation.findings import REPAIR, Finding
 from eagle3data.validation.head_checks import HeadChecks
+from eagle3data.validation.index_findings import index_findings
 from eagle3data.validation.layer_views import LayerView, doubt_findings, look
-from eagle3data.validation.measured import Measured
+from eagle3data.validation.measured import ByShift, LayerMeasured, Measured
 from eagle3data.validation.probe_set import ProbeSet
+from eagle3data.validation.row_checks import RowChecks
 from eagle3data.validation.significance import caught_share, log_threshold
 from eagle3data.validation.token_identity import WIDE_SHIFTS, Sequences, frequent_tokens
 
@@ -64,10 +66,35 @@ def check_meaning(
     layers = dataset.manifest.layers
     log_alpha = log_threshold(len(probe) * len(layers) * len(WIDE_SHIFTS))
     picked = next_token.choose_rows(sequences)
+    checks = RowChecks(probe, sequences, log_alpha)
     views = []
     for layer in layers:
-        views.append(look(probe, sequences, classes, layer, picked, log_alpha))
+        views.append(look(probe, sequences, classes, layer, picked, log_alpha, checks))
         advance(1)
+    _weightless_findings(found, probe, views)
+    of_rows = checks.findings(found.findings)
+    readings: dict[int, next_token.NextToken] = {}
+    if head is not None:
+        explained = {each.sample_id for each in [*found.findings, *of_rows] if each.sample_id}
+        through_head = HeadChecks(probe, sequences, views, picked, head, log_alpha, explained)
+        result = through_head.run()
+        readings = result.readings
+        found.findings += result.findings
+        found.undecided += result.undecided
+        found.confidence += result.notes
+        found.measured.witness = result.witness
+        of_rows = checks.findings(found.findings)
+    found.findings += of_rows
+    found.findings += index_findings(probe, checks.within, found.findings)
+    found.measured.probed = found.samples
+    found.measured.layers = [_measured(view, checks, readings, len(picked)) for view in views]
+    _identity_notes(views, found, trained=head is not None and next_token.is_trained(head))
+    found.confidence.append(_coverage(views, found.samples, len(dataset)))
+    found.bytes_read = probe.bytes_read
+    return found
+
+
+def _weightless_findings(found: Meaning, probe: ProbeSet, views: Sequence[LayerView]) -> None:
     for view in views:
         found.findings += view.broken
     found.findings += _shifted_set(views)
@@ -75,17 +102,33 @@ def check_meaning(
     found.findings += _misplaced(probe, places)
     known = {(sample, layer) for sample, layer, _ in places}
     found.findings += doubt_findings(probe, views, known)
-    if head is not None:
-        explained = {finding.sample_id for finding in found.findings if finding.sample_id}
-        checks = HeadChecks(probe, sequences, views, picked, head, log_alpha, explained)
-        result = checks.run()
-        found.findings += result.findings
-        found.undecided += result.undecided
-        found.confidence += result.notes
-    _identity_notes(views, found, trained=head is not None and next_token.is_trained(head))
-    found.confidence.append(_coverage(views, found.samples, len(dataset)))
-    found.bytes_read = probe.bytes_read
-    return found
+
+
+def _measured(
+    view: LayerView,
+    checks: RowChecks,
+    readings: Mapping[int, next_token.NextToken],
+    picked: int,
+) -> LayerMeasured:
+    reading = readings.get(view.layer)
+    following = None
+    if reading is not None:
+        following = _by_shift(reading.by_shift, reading.shift, picked)
+    agreement = view.agreement
+    return LayerMeasured(
+        layer=view.layer,
+        identity=_by_shift(agreement.by_shift, agreement.shift, agreement.tested),
+        identity_chance=view.chance,
+        next_token=following,
+        rms=checks.rms[view.layer],
+    )
+
+
+def _by_shift(shares: Mapping[int, float], best: int | None, tested: int) -> ByShift:
+    shifts = sorted(shares)
+    return ByShift(
+        shifts=shifts, shares=[shares[shift] for shift in shifts], best=best, tested=tested
+    )
 
 
 def _head(model: str | None, revision: str | None, found: Meaning) -> TargetHead | None:

@@ -1,0 +1,139 @@
+"""Rows that are equal to the bit although their contexts differ; layers that are one layer twice.
+
+A state is made from all tokens up to its own, so two rows of different contexts never agree in
+every value. What the tokens explain doesn't count: equal beginnings of two samples, and a token
+repeated over and over, whose states may converge. At layer 0, the embeddings, every token's rows
+are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from eagle3data.validation.token_identity import Sequences
+
+Words = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeated:
+    """Rows of one sample that other rows of other contexts are equal to.
+
+    Attributes:
+        sample: its number among the probed ones.
+        rows: first and past-the-last place of such rows.
+        count: how many they are.
+        other: the sample that holds most of the equal rows; itself where they are its own.
+    """
+
+    sample: int
+    rows: tuple[int, int]
+    count: int
+    other: int
+
+
+def context_digests(sequences: Sequences) -> Words:
+    """`[R]` uint64, equal where all tokens up to and with the row's own are."""
+    found = np.zeros(sequences.bounds[-1], np.uint64)
+    ids = sequences.ids.numpy().astype(np.uint64)
+    for sample in range(len(sequences)):
+        span = sequences.rows(sample)
+        value = 0
+        for at in range(span.start, span.stop):
+            value = _mixed(value ^ (int(ids[at]) + 1))
+            found[at] = value
+    return found
+
+
+def _mixed(value: int) -> int:
+    value = (value * 0x9E3779B97F4A7C15) % 2**64
+    return value ^ (value >> 31)
+
+
+def repeated_rows(
+    sequences: Sequences, contexts: Words, states: Words, usable: npt.NDArray[np.bool_]
+) -> list[Repeated]:
+    """Samples with rows whose states other rows hold too, without a reason in the tokens.
+
+    Args:
+        sequences: the tokens.
+        contexts: `context_digests(sequences)`.
+        states: `[R]` digests of one layer's rows.
+        usable: `[R]` rows that are finite and not zero.
+    """
+    order = np.flatnonzero(usable)
+    order = order[np.argsort(states[order], kind="stable")]
+    edges = np.flatnonzero(np.diff(states[order])) + 1
+    sample_of, ids = sequences.sample_of.numpy(), sequences.ids.numpy()
+    partner: dict[int, int] = {}
+    for rows in np.split(order, edges):
+        if len(rows) > 1 and len(np.unique(contexts[rows])) > 1:
+            partner.update(_unexplained(rows, contexts, sample_of, ids))
+    by_sample: dict[int, list[int]] = {}
+    for row in sorted(partner):
+        by_sample.setdefault(int(sample_of[row]), []).append(row)
+    found = []
+    for sample, rows_of_it in by_sample.items():
+        others = [int(sample_of[partner[row]]) for row in rows_of_it]
+        first = sequences.bounds[sample]
+        found.append(
+            Repeated(
+                sample=sample,
+                rows=(rows_of_it[0] - first, rows_of_it[-1] + 1 - first),
+                count=len(rows_of_it),
+                other=max(sorted(set(others)), key=others.count),
+            )
+        )
+    return found
+
+
+def _unexplained(
+    rows: npt.NDArray[np.int64],
+    contexts: Words,
+    sample_of: npt.NDArray[np.int64],
+    ids: npt.NDArray[np.int64],
+) -> Iterator[tuple[int, int]]:
+    """Each of some rows with one state, and one of another context that it should differ from.
+
+    Where most of them have one context, it is the others that hold what they should not.
+    """
+    alike, counts = np.unique(contexts[rows], return_counts=True)
+    most = int(counts.argmax())
+    right = alike[most] if 2 * counts[most] > len(rows) else None
+    for row in rows:
+        if contexts[row] == right:
+            continue
+        other = contexts[rows] != contexts[row]
+        # In a run of one token the states of later rows may converge to one.
+        other &= (sample_of[rows] != sample_of[row]) | (ids[rows] != ids[row])
+        if other.any():
+            yield int(row), int(rows[other][0])
+
+
+def token_only_share(sequences: Sequences, states: Words) -> tuple[float, int]:
+    """How often a token's states are all the same one: so are embeddings, and no others.
+
+    Args:
+        sequences: the tokens.
+        states: `[R]` digests of one layer's rows.
+
+    Returns:
+        The share of tokens, of those that occur in several contexts of their own, all of whose
+        rows are equal; and how many such tokens there are.
+    """
+    usable = (~sequences.shared & (sequences.place > 0)).numpy()
+    ids, states = sequences.ids.numpy()[usable], states[usable]
+    samples = sequences.sample_of.numpy()[usable]
+    if not len(ids):
+        return 0.0, 0
+    order = np.argsort(ids, kind="stable")
+    equal = tested = 0
+    for rows in np.split(order, np.flatnonzero(np.diff(ids[order])) + 1):
+        if len(np.unique(samples[rows])) > 1:
+            tested += 1
+            equal += len(np.unique(states[rows])) == 1
+    return equal / max(tested, 1), tested

@@ -1,0 +1,299 @@
+"""What the rows themselves show, without any weights: unlike the rest, contradicting, repeated.
+
+Each layer is looked at as its states pass by; findings are made at the end, so that one cause in
+all layers is one finding, and what the probes explained already is not told twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from eagle3data.validation import duplicates, same_context
+from eagle3data.validation.findings import REPAIR, Finding, Severity
+from eagle3data.validation.measured import RmsByPosition
+from eagle3data.validation.probe_set import ProbeSet
+from eagle3data.validation.row_facts import RowCollector, RowFacts, rms_by_position
+from eagle3data.validation.token_identity import Sequences
+from eagle3data.validation.unlike_rest import (
+    FEWEST_SAMPLES,
+    Magnitudes,
+    Unlike,
+    reach,
+    unlike_dimensions,
+)
+
+FEWEST_SMALL = 0.01
+"""Of normal numbers 0.05 lie below 1/16 of their rms; of bfloat16's bits read as float16 nearly
+none do, since that draws all magnitudes together."""
+MOST_AT_THE_TOP = 8
+"""Dimensions that reach one largest magnitude to the bit: by chance one or two, or a clip."""
+OTHER_ROUNDING = 0.05
+EMBEDDINGS = 0.5
+_FEWEST_TOKENS = 16
+AGAIN = "Extract again."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """One thing seen at one layer.
+
+    Attributes:
+        kind: the finding's code.
+        sample: number of the probed sample; None for the whole set.
+        detail: a sentence, without the layer.
+        expected: what should have been there.
+        rows: first and past-the-last token, where it is a part of the sample.
+        other: number of the sample that it is seen against, if it is one.
+        severity: error or warning.
+    """
+
+    kind: str
+    sample: int | None
+    detail: str
+    expected: str
+    rows: tuple[int, int] | None = None
+    other: int | None = None
+    severity: Severity = Severity.ERROR
+
+
+class RowChecks:
+    """The checks over a probe set, layer by layer."""
+
+    def __init__(self, probe: ProbeSet, sequences: Sequences, log_alpha: float) -> None:
+        self._probe, self._sequences, self._log_alpha = probe, sequences, log_alpha
+        self._groups = same_context.groups(sequences)
+        self._contexts = duplicates.context_digests(sequences)
+        self._place = sequences.place.numpy()
+        self._seen: dict[int, list[Seen]] = {}
+        self.within: dict[int, float] = {}
+        """By layer, the deviation of row norms (log) that is usual within one sample."""
+        self.rms: dict[int, RmsByPosition] = {}
+
+    def collector(self) -> RowCollector:
+        """To be shown every sample of a layer."""
+        return RowCollector(same_context.wanted_rows(self._groups))
+
+    def look(self, layer: int, facts: RowFacts) -> None:
+        """Check what a collector gathered."""
+        magnitudes = Magnitudes(facts, self._sequences, self._log_alpha)
+        self.within[layer] = magnitudes.within
+        self.rms[layer] = rms_by_position(facts, self._place)
+        self._seen[layer] = [
+            *_misread(facts),
+            *_clipped(facts),
+            *self._constant(facts),
+            *self._rounded(facts),
+            *self._contradicting(facts),
+            *(self._repeated(facts) if layer > 0 else []),
+            *(_unlike(found) for found in magnitudes.unlike()),
+            *self._dimensions(facts),
+        ]
+
+    def findings(self, known: Iterable[Finding]) -> list[Finding]:
+        """One finding for each thing; of all layers alike, one.
+
+        Args:
+            known: what the probes found already.
+        """
+        known = list(known)
+        of_set = {finding.layer for finding in known if finding.sample_id is None}
+        of_samples = {(finding.sample_id, finding.layer) for finding in known if finding.sample_id}
+        grouped: dict[tuple[str, int | None], list[tuple[int, Seen]]] = {}
+        for layer, all_seen in self._seen.items():
+            for seen in all_seen:
+                if of_set & {None, layer} and seen.kind not in _REGARDLESS:
+                    continue  # compared with a rest that is wrong itself
+                concerned = {self._id(at) for at in (seen.sample, seen.other) if at is not None}
+                if not any(of_samples & {(name, None), (name, layer)} for name in concerned):
+                    grouped.setdefault((seen.kind, seen.sample), []).append((layer, seen))
+        return [
+            finding
+            for (_, sample), group in grouped.items()
+            for finding in self._merged(sample, group)
+        ]
+
+    def _merged(self, sample: int | None, group: list[tuple[int, Seen]]) -> Iterator[Finding]:
+        by_layer = dict(reversed(group))  # of a layer the first
+        parts = {seen.rows for seen in by_layer.values()}
+        everywhere = len(by_layer) == len(self._seen) > 1 and len(parts) == 1
+        for layer in sorted(by_layer)[: 1 if everywhere else None]:
+            seen = by_layer[layer]
+            position = None if sample is None else self._probe.positions[sample]
+            yield Finding(
+                kind=seen.kind,
+                detail=f"at layer {layer} {seen.detail}" if everywhere else seen.detail,
+                severity=seen.severity,
+                sample_id=None if sample is None else self._id(sample),
+                shard=None if position is None else self._probe.shard(position),
+                layer=None if everywhere else layer,
+                token_range=seen.rows,
+                expected=seen.expected,
+                advice=AGAIN if sample is None else REPAIR,
+            )
+
+    def _id(self, sample: int) -> str:
+        return self._probe.sample_id(self._probe.positions[sample])
+
+    def _constant(self, facts: RowFacts) -> Iterator[Seen]:
+        usual = int(np.median(facts.constant))
+        if usual:
+            yield Seen(
+                kind="constant_dimensions",
+                sample=None,
+                detail=f"{usual} of {facts.spread.shape[1]} dimensions hold one value in all rows "
+                "of most samples.",
+                expected="values that change from row to row; padding of the model's width is "
+                "harmless",
+                severity=Severity.WARNING,
+            )
+        for sample in np.flatnonzero(facts.constant > usual).tolist():
+            if self._is_one_token(sample):
+                continue
+            yield Seen(
+                kind="unlike_rest",
+                sample=sample,
+                detail=f"{int(facts.constant[sample])} of {facts.spread.shape[1]} dimensions hold "
+                f"one value in all of its rows; in the other samples {usual} do.",
+                expected="values that change from row to row",
+            )
+
+    def _is_one_token(self, sample: int) -> bool:
+        return len(np.unique(self._sequences.ids[self._sequences.rows(sample)].numpy())) == 1
+
+    def _rounded(self, facts: RowFacts) -> Iterator[Seen]:
+        share = facts.off_grid.astype(np.float64)
+        if len(share) < FEWEST_SAMPLES or np.isnan(share).any():
+            return
+        usual = float(np.median(share))
+        limit = max(OTHER_ROUNDING, reach(share - usual, self._log_alpha))
+        for sample in np.flatnonzero(np.abs(share - usual) > limit).tolist():
+            yield Seen(
+                kind="unlike_rest",
+                sample=sample,
+                detail=f"{share[sample]:.0%} of its values have more digits than bfloat16 holds; "
+                f"of the other samples' values {usual:.0%} do. Other arithmetic made them, or they "
+                "were changed since.",
+                expected="values rounded as in the other samples",
+            )
+
+    def _contradicting(self, facts: RowFacts) -> Iterator[Seen]:
+        for group in self._groups:
+            for found in same_context.contradictions(group, facts.kept):
+                yield Seen(
+                    kind="prefix_mismatch",
+                    sample=found.sample,
+                    detail=f"its first {group.tokens} tokens are those of {len(group.samples) - 1} "
+                    f"other samples, but its states there differ from theirs by "
+                    f"{found.difference:.1%} (theirs from each other by {found.usual:.1%}).",
+                    expected="equal states for equal tokens, up to the engine's rounding",
+                    rows=(0, group.tokens),
+                )
+
+    def _repeated(self, facts: RowFacts) -> Iterator[Seen]:
+        share, tokens = duplicates.token_only_share(self._sequences, facts.digest)
+        if tokens >= _FEWEST_TOKENS and share > EMBEDDINGS:
+            yield Seen(
+                kind="context_free",
+                sample=None,
+                detail=f"{share:.0%} of {tokens} tokens have one and the same state wherever they "
+                "stand: those are embeddings, not states.",
+                expected="states that depend on what came before",
+            )
+            return
+        usable = np.isfinite(facts.log_rms)
+        for found in duplicates.repeated_rows(
+            self._sequences, self._contexts, facts.digest, usable
+        ):
+            own = found.other == found.sample
+            where = "each other" if own else f"rows of sample {self._id(found.other)}"
+            yield Seen(
+                kind="duplicate_rows",
+                sample=found.sample,
+                detail=f"{found.count} of its rows are equal to {where} to the bit, though what "
+                "came before them is not.",
+                expected="another state for every context",
+                rows=found.rows,
+                other=found.other,
+            )
+
+    def _dimensions(self, facts: RowFacts) -> Iterator[Seen]:
+        for sample, dimension, factor in unlike_dimensions(facts, self._log_alpha):
+            yield Seen(
+                kind="unlike_rest",
+                sample=sample,
+                detail=f"dimension {dimension} is {factor:.3g} times as large as in the other "
+                "samples.",
+                expected="magnitudes like the other samples'",
+            )
+
+
+_REGARDLESS = ("misread_bits", "clipped", "constant_dimensions", "context_free")
+
+
+def _misread(facts: RowFacts) -> Iterator[Seen]:
+    yield from _set_or_samples(
+        np.nan_to_num(facts.small, nan=1.0) < FEWEST_SMALL,
+        kind="misread_bits",
+        details=[
+            f"{share:.2%} of its values are smaller than a sixteenth of their row's rms: bits of "
+            "another number format, such as bfloat16's read as float16, look like that."
+            for share in facts.small
+        ],
+        expected="about 5 % or more, as of any values that scatter round zero",
+    )
+
+
+def _clipped(facts: RowFacts) -> Iterator[Seen]:
+    yield from _set_or_samples(
+        facts.capped >= MOST_AT_THE_TOP,
+        kind="clipped",
+        details=[
+            f"{count} of {facts.spread.shape[1]} dimensions reach its largest magnitude exactly: "
+            "larger values were cut off there."
+            for count in facts.capped
+        ],
+        expected="one dimension with the largest value",
+    )
+
+
+def _set_or_samples(
+    bad: np.ndarray[tuple[int], np.dtype[np.bool_]], kind: str, details: list[str], expected: str
+) -> Iterator[Seen]:
+    """One thing of the set if most samples show it, else of each sample that does."""
+    if bad.mean() > 1 / 2:
+        first = int(np.flatnonzero(bad)[0])
+        detail = f"in {int(bad.sum()):,} of {len(bad):,} samples; of the first, {details[first]}"
+        yield Seen(kind=kind, sample=None, detail=detail, expected=expected)
+        return
+    for sample in np.flatnonzero(bad).tolist():
+        yield Seen(kind=kind, sample=sample, detail=details[sample], expected=expected)
+
+
+def _unlike(found: Unlike) -> Seen:
+    limit = (
+        f"no other one is beyond a factor of {found.limit:.3g}"
+        if math.isfinite(found.limit)
+        else ""
+    )
+    if found.sample is None and found.rows is not None:
+        return Seen(
+            kind="unlike_rest",
+            sample=None,
+            detail=f"about token {found.rows[0]} the rows of most samples become "
+            f"{found.factor:.3g} times as large, whatever their texts; at other positions "
+            f"{limit}.",
+            expected="no change at one position in all texts",
+            rows=found.rows,
+        )
+    what = "its rows" if found.rows is None else f"its rows {found.rows[0]} to {found.rows[1]}"
+    return Seen(
+        kind="unlike_rest",
+        sample=found.sample,
+        detail=f"{what} are {found.factor:.3g} times as large as the set's usually are; {limit}.",
+        expected="magnitudes like the other samples'",
+        rows=found.rows,
+    )
