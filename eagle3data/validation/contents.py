@@ -1,4 +1,4 @@
-"""Level `full`: every chunk and checksum read, and every number compared with the index.
+"""Level `full`: every checksum of every object, at the disk's speed, on all cores.
 
 Each object is then compared with what its writer recorded, by the checksum over its chunks'
 checksums: chunks that are whole but of another attempt, or written again since, show there. The
@@ -8,115 +8,203 @@ shard with hidden samples another sum proves nothing.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
 from eagle3data.readers.dataset import Dataset
+from eagle3data.schema.digest import bytes_digest
 from eagle3data.schema.errors import CorruptionError
-from eagle3data.schema.index import list_values
-from eagle3data.schema.manifest import Manifest
 from eagle3data.storage import layout
-from eagle3data.storage.shard_encoder import chunks_crc32c
-from eagle3data.validation.findings import REPAIR, Finding
+from eagle3data.validation.findings import Finding
+from eagle3data.validation.object_contents import ObjectCheck, ObjectContents, ShardRows
 from eagle3data.validation.part_facts import stated_objects
-from eagle3data.writers.statistics import LayerStatistics, layer_statistics
+from eagle3data.validation.progress_file import ProgressFile, ShardResult, shard_key
+
+MEASURED_BYTES = 256_000_000
+"""Statistics are taken again over so many bytes of states, or all of a smaller set."""
+MEASURED_SHARE = 1 / 64
+"""But over this share of a large set."""
+
+Objects = Mapping[int, Mapping[str, Mapping[str, Any]]]
+"""By shard and path, what an index part says of an object: `bytes`, `crc32c`, `chunks_crc32c`."""
 
 
 @dataclass(kw_only=True)
 class Contents:
-    """What reading everything found."""
+    """What reading everything found.
+
+    Attributes:
+        findings: what is wrong.
+        bytes_read: stored bytes of samples.
+        measured: samples whose statistics were taken again.
+        uncompared: shards whose hidden samples keep them from being compared with what was
+            committed.
+        recalled: shards that an earlier run, which was interrupted, had read.
+    """
 
     findings: list[Finding] = field(default_factory=list)
-    samples: int = 0
-    tokens: int = 0
     bytes_read: int = 0
+    measured: int = 0
     uncompared: list[int] = field(default_factory=list)
-    """Shards whose hidden samples keep them from being compared with what was committed."""
+    recalled: int = 0
 
 
-def check_contents(dataset: Dataset, advance: Callable[[int], None]) -> Contents:
+def stored_bytes(dataset: Dataset, objects: Objects) -> int:
+    """Bytes of the objects that `check_contents` reads, as their parts say."""
+    return sum(
+        int(entry["bytes"])
+        for shard in _positions(dataset)
+        for entry in objects.get(shard, {}).values()
+    )
+
+
+def check_contents(
+    dataset: Dataset,
+    objects: Objects,
+    advance: Callable[[int], None],
+    record: ProgressFile | None = None,
+) -> Contents:
     """Read every byte of the data set's samples.
 
     Args:
         dataset: opened.
-        advance: called with the number of samples done since the last call.
+        objects: what the index parts say of their objects.
+        advance: called with the bytes of objects done since the last call.
+        record: what earlier runs read, and where this one notes what it reads.
     """
-    total = Contents(samples=len(dataset), tokens=dataset.tokens)
+    total = Contents()
+    run = _Run(dataset, objects, advance)
+    found = {shard: (result, recalled) for shard, result, recalled in run.results(record)}
+    for shard, (result, recalled) in sorted(found.items()):
+        total.findings += result.findings
+        total.bytes_read += result.bytes_read
+        total.measured += result.measured
+        total.uncompared += [shard] if result.uncompared else []
+        total.recalled += recalled
+    return total
+
+
+def _positions(dataset: Dataset) -> dict[int, list[int]]:
+    """Index rows of each shard that has any."""
     span = dataset.manifest.storage.shard_tokens
     shards: dict[int, list[int]] = {}
     for position, offset in enumerate(dataset.index["token_offset"].to_numpy()):
         shards.setdefault(int(offset) // span, []).append(position)
-
-    def check(shard: int) -> _ShardCheck:
-        checker = _ShardCheck(dataset, shard)
-        checker.run(shards[shard])
-        return checker
-
-    # Reading, CRC32C and numpy release the GIL; more threads than this wait for memory.
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        for done in pool.map(check, shards):
-            total.findings += done.findings
-            total.bytes_read += done.bytes_read
-            total.uncompared += [done.shard] if done.uncompared else []
-            advance(len(shards[done.shard]))
-    return total
+    return shards
 
 
-class _ShardCheck:
-    """The samples of one shard."""
+def choose_measured(dataset: Dataset) -> set[int]:
+    """Rows whose statistics are taken again: evenly spread, the same every time."""
+    manifest = dataset.manifest
+    nbytes = dataset.tokens * len(manifest.layers) * manifest.hidden_size * 2
+    share = min(1.0, max(MEASURED_SHARE, MEASURED_BYTES / max(nbytes, 1)))
+    count = math.ceil(share * len(dataset))
+    return {(2 * at + 1) * len(dataset) // (2 * count) for at in range(count)}
 
-    def __init__(self, dataset: Dataset, shard: int) -> None:
+
+class _Run:
+    """One run over all shards: objects are shared out to threads, results come when ready."""
+
+    def __init__(self, dataset: Dataset, objects: Objects, advance: Callable[[int], None]) -> None:
         self.dataset = dataset
-        self.manifest: Manifest = dataset.manifest
-        self.shard = shard
-        self.findings: list[Finding] = []
-        self.bytes_read = 0
-        self.uncompared = False
+        self.objects = objects
+        self.advance = advance
+        self.positions = _positions(dataset)
+        self.to_measure = choose_measured(dataset)
+        self.arrays = layout.array_names(dataset.manifest)
+        self.stopped = threading.Event()
+        # Twice the cores: while one thread of two waits for the disk the other has the core.
+        self.threads = max(2 * (os.cpu_count() or 1), dataset.root.threads)
 
-    def run(self, positions: list[int]) -> None:
-        for position in positions:
-            for array in layout.array_names(self.manifest):
-                self.findings += self._sample(array, position)
-        if not self.findings:
-            self.findings += self._objects(set(positions))
-
-    def _objects(self, positions: set[int]) -> Iterator[Finding]:
-        """Objects whose chunks are whole but are not those that the index part was written for."""
+    def results(self, record: ProgressFile | None) -> Iterator[tuple[int, ShardResult, bool]]:
+        """Shard, what was found in it, and whether an earlier run had found it."""
+        waiting: deque[tuple[int, str, list[Future[ObjectContents]]]] = deque()
+        pool = ThreadPoolExecutor(self.threads, "eagle3data-validate")
         try:
-            table, facts = layout.read_table(self.dataset.root, layout.index_part(self.shard))
-        except CorruptionError:
-            return  # `quick`, which always runs first, names a part that can't be read
-        stated = stated_objects(facts)
-        hidden = self._hidden_chunks(table, positions)
-        for array in layout.array_names(self.manifest):
-            path = layout.shard_object(array, self.shard)
-            reader = self.dataset.shard_reader(array, self.shard)
-            try:
-                behind = {chunk: reader.stored_checksum(chunk) for chunk in hidden}
-            except CorruptionError:
-                behind = {}
-            checksums = reader.checksums | behind
-            found = chunks_crc32c(checksums[chunk] for chunk in sorted(checksums))
-            if stated.get(path, {}).get("chunks_crc32c") in (found, None):
-                continue
-            if hidden:
-                self.uncompared = True
-            else:
-                yield Finding(
-                    kind="object_changed",
-                    detail=f"{path} holds whole chunks, but not those that were committed.",
-                    shard=self.shard,
-                    layer=layout.layer_of(array),
-                    advice=REPAIR,
-                )
+            for shard in self.positions:
+                rows, key = self._rows(shard)
+                known = record.recall(shard, key) if record is not None else None
+                if known is not None:
+                    self.advance(sum(self._sizes(shard).values()))
+                    yield shard, known, True
+                    continue
+                futures = [pool.submit(self._check, array, rows) for array in self.arrays]
+                waiting.append((shard, key, futures))
+                if sum(len(futures) for _, _, futures in waiting) > 2 * self.threads:
+                    yield self._finished(*waiting.popleft(), record)
+            while waiting:
+                yield self._finished(*waiting.popleft(), record)
+        finally:
+            self.stopped.set()
+            pool.shutdown(cancel_futures=True)
 
-    def _hidden_chunks(self, table: pa.Table, positions: set[int]) -> list[int]:
+    def _check(self, array: str, rows: ShardRows) -> ObjectContents:
+        return ObjectCheck(self.dataset, array, rows, self.stopped).run()
+
+    def _finished(
+        self,
+        shard: int,
+        key: str,
+        futures: list[Future[ObjectContents]],
+        record: ProgressFile | None,
+    ) -> tuple[int, ShardResult, bool]:
+        sizes, done = self._sizes(shard), []
+        for array, future in zip(self.arrays, futures, strict=True):
+            done.append(future.result())
+            self.advance(sizes.pop(layout.shard_object(array, shard), 0))
+        self.advance(sum(sizes.values()))
+        result = ShardResult(
+            findings=[finding for one in done for finding in one.findings],
+            bytes_read=sum(one.bytes_read for one in done),
+            measured=len(set().union(*(one.measured for one in done))),
+            uncompared=any(one.uncompared for one in done),
+        )
+        if record is not None:
+            record.note(shard, key, result)
+        return shard, result, False
+
+    def _sizes(self, shard: int) -> dict[str, int]:
+        return {path: int(entry["bytes"]) for path, entry in self.objects.get(shard, {}).items()}
+
+    def _rows(self, shard: int) -> tuple[ShardRows, str]:
+        """What a shard's check goes by, and what tells this state of the shard from any other."""
+        root, positions = self.dataset.root, self.positions[shard]
+        hidden: list[int] = []
+        stated: dict[str, int | None] = {}
+        try:
+            data = root.read(layout.index_part(shard))
+            table, facts = layout.decode_table(root, layout.index_part(shard), data)
+            hidden = self._hidden_chunks(table, positions)
+            entries = stated_objects(facts)
+            stated = {path: entry.get("chunks_crc32c") for path, entry in entries.items()}
+        except (CorruptionError, OSError):
+            data = b""  # `quick`, which always runs first, names a part that can't be read
+        paths = [layout.shard_object(array, shard) for array in self.arrays]
+        key = shard_key(
+            bytes_digest(data),
+            [str(self.dataset.index["sample_id"][position].as_py()) for position in positions],
+            [root.identity(path) for path in paths],
+        )
+        rows = ShardRows(
+            shard=shard,
+            positions=positions,
+            hidden=hidden,
+            stated=stated,
+            to_measure=self.to_measure,
+        )
+        return rows, key
+
+    def _hidden_chunks(self, table: pa.Table, positions: list[int]) -> list[int]:
         visible = {int(self.dataset.index["token_offset"][row].as_py()) for row in positions}
-        axis = self.manifest.storage.axis
+        axis = self.dataset.manifest.storage.axis
         places = zip(
             *(table[name].to_numpy().tolist() for name in ("token_offset", "length")), strict=True
         )
@@ -127,80 +215,3 @@ class _ShardCheck:
             for chunk in axis.chunks_of(offset, length)
             if chunk < axis.chunks_per_shard
         ]
-
-    def _sample(self, array: str, position: int) -> Iterator[Finding]:
-        sample_id = str(self.dataset.index["sample_id"][position].as_py())
-        layer = layout.layer_of(array)
-        try:
-            values = self.dataset.read_array(array, position)
-            self.bytes_read += values.nbytes
-        except CorruptionError as error:
-            yield Finding(
-                kind=error.kind,
-                detail=str(error),
-                sample_id=sample_id,
-                shard=self.shard,
-                layer=layer,
-                advice=REPAIR,
-            )
-            return
-        if layer is None:
-            yield from self._tokens(array, position, sample_id, values.tolist())
-            return
-        found = layer_statistics(values)
-        stated = self._stated(position, layer)
-        for kind, detail in _faults(found, stated, len(values)):
-            yield Finding(
-                kind=kind,
-                detail=detail,
-                sample_id=sample_id,
-                shard=self.shard,
-                layer=layer,
-                advice=REPAIR,
-            )
-
-    def _tokens(
-        self, array: str, position: int, sample_id: str, stored: list[int]
-    ) -> Iterator[Finding]:
-        listed = list_values(self.dataset.index[array], position).tolist()
-        if stored == listed:
-            return
-        first = next(
-            (at for at, (a, b) in enumerate(zip(stored, listed, strict=False)) if a != b),
-            min(len(stored), len(listed)),
-        )
-        yield Finding(
-            kind="tokens_differ",
-            detail=f"the shard's {array} differ from the index's from token {first} on.",
-            sample_id=sample_id,
-            shard=self.shard,
-            token_range=(first, max(len(stored), len(listed))),
-            advice=REPAIR,
-        )
-
-    def _stated(self, position: int, layer: int) -> LayerStatistics | None:
-        """What the index says of the layer; None where its lists are not one value a layer."""
-        column = self.manifest.layers.index(layer)
-        values = {}
-        for name in LayerStatistics.__dataclass_fields__:
-            row = self.dataset.index[name][position].as_py()
-            if len(row) != len(self.manifest.layers):
-                return None
-            values[name] = row[column]
-        return LayerStatistics(**values)
-
-
-def _faults(
-    found: LayerStatistics, stated: LayerStatistics | None, rows: int
-) -> Iterator[tuple[str, str]]:
-    if found.n_nan:
-        yield "nonfinite", f"{found.n_nan} NaN values are stored."
-    if found.n_inf:
-        yield "saturated", f"{found.n_inf} infinite values are stored."
-    if found.n_zero_rows:
-        yield "all_zero", f"{found.n_zero_rows} of {rows} rows are all zero; a real state never is."
-    if found.n_nan or found.n_inf or found.n_zero_rows or stated is None:
-        return
-    difference = found.difference(stated)
-    if difference is not None:
-        yield "object_changed", difference

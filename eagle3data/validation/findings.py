@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from eagle3data.schema.errors import InputError
+from eagle3data.validation.measured import Measured
+from eagle3data.validation.overview import Overview
+from eagle3data.validation.plain_data import revive
+
+T = TypeVar("T")
 
 
 class Level(StrEnum):
@@ -144,6 +149,8 @@ class Report:
         hidden: committed samples that tombstones hide; they were not looked at.
         parts: digest of the index part of each shard that an error concerns, by shard: a report
             that is read later says nothing of a shard that was done again since.
+        overview: the set's shape; None where its index could not be read.
+        measured: the numbers behind the semantic level; None where it did not run.
     """
 
     url: str
@@ -154,6 +161,8 @@ class Report:
     confidence: list[str] = field(default_factory=list)
     hidden: int = 0
     parts: dict[int, str] = field(default_factory=dict)
+    overview: Overview | None = None
+    measured: Measured | None = None
 
     @property
     def errors(self) -> list[Finding]:
@@ -175,16 +184,24 @@ class Report:
     def add(self, findings: Iterable[Finding], *, chance: float = 0.0) -> None:
         """Take findings in, without those that say the same of the same place.
 
+        One that knows which tokens are concerned tells them to an earlier one that doesn't.
+
         Args:
             findings: any.
             chance: that a clean set shows them, for those that don't say so themselves.
         """
-        places = {_place(finding) for finding in self.findings}
+        earlier = {_place(finding): at for at, finding in enumerate(self.findings)}
+        exactly = {(_place(finding), finding.token_range) for finding in self.findings}
         for finding in findings:
-            if _place(finding) not in places:
-                places.add(_place(finding))
-                said = finding if finding.chance is not None else replace(finding, chance=chance)
-                self.findings.append(said)
+            at, span = earlier.get(_place(finding)), finding.token_range
+            if (_place(finding), span) in exactly or (at is not None and span is None):
+                continue
+            exactly.add((_place(finding), span))
+            if at is not None and self.findings[at].token_range is None:
+                self.findings[at] = replace(self.findings[at], token_range=span)
+                continue
+            said = chance if finding.chance is None else finding.chance
+            self.findings.append(replace(finding, chance=said))
         self.findings.sort(key=lambda finding: finding.severity is not Severity.ERROR)
 
     def to_json(self) -> str:
@@ -204,6 +221,8 @@ class Report:
             "hidden": self.hidden,
             "url": self.url,
             "parts": {str(shard): digest for shard, digest in sorted(self.parts.items())},
+            "overview": asdict(self.overview) if self.overview else None,
+            "measured": asdict(self.measured) if self.measured else None,
         }
         return json.dumps(value, indent=2) + "\n"
 
@@ -225,6 +244,8 @@ class Report:
                 confidence=value["confidence"],
                 hidden=value["hidden"],
                 parts={int(shard): digest for shard, digest in value["parts"].items()},
+                overview=_optional(Overview, value.get("overview")),
+                measured=_optional(Measured, value.get("measured")),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
@@ -233,6 +254,10 @@ class Report:
             ) from None
 
 
+def _optional(kind: type[T], value: Any) -> T | None:
+    return None if value is None else revive(kind, value)
+
+
 def _place(finding: Finding) -> tuple[Any, ...]:
     where = (finding.sample_id, finding.shard if finding.sample_id is None else None)
-    return (finding.kind, *where, finding.layer, finding.token_range)
+    return (finding.kind, *where, finding.layer)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import NamedTuple
 
 from eagle3data.readers.dataset import Dataset, open_dataset
 from eagle3data.schema.errors import CorruptionError, InputError
 from eagle3data.storage import layout
 from eagle3data.storage.root import Root
+from eagle3data.validation.contents import Contents, check_contents, stored_bytes
 from eagle3data.validation.findings import Checked, Finding, Level, Report
+from eagle3data.validation.overview import overview_of
+from eagle3data.validation.progress_file import ProgressFile, open_progress
 from eagle3data.validation.significance import FALSE_ALARM
-from eagle3data.validation.structure import check_structure
+from eagle3data.validation.structure import Structure, check_structure
+
+_MEGABYTE = 1_000_000
 
 Stage = Callable[[str, int, str], AbstractContextManager[Callable[[int], None]]]
 """`(description, total, unit)` to a context that yields a function to call with work done."""
@@ -25,6 +33,8 @@ def validate(
     revision: str | None = None,
     *,
     stage: Stage | None = None,
+    resume: str | Path | None = None,
+    afresh: bool = False,
 ) -> Report:
     """Check a data set.
 
@@ -37,6 +47,9 @@ def validate(
             level compare model and tokenizer.
         revision: hub revision of the model.
         stage: shows progress; see `Stage`.
+        resume: file in which `full` notes the shards that it has read: a run that was
+            interrupted goes on where it was. It is gone once the check is done.
+        afresh: forget what an earlier run noted there.
 
     Raises:
         InputError: no data set there, no such level, or no such model.
@@ -56,16 +69,19 @@ def validate(
         tokens=int(rows["length"].to_numpy().sum()),
         bytes=structure.bytes_read,
     )
+    report.overview = overview_of(structure.manifest, len(structure.parts), rows)
     dataset = _open(url, report)
     if dataset is not None and not len(dataset):
         report.undecided.append("The set has no committed samples.")
     elif dataset is not None:
         if report.level.reads_contents:
-            _contents(dataset, report, stage)
+            _contents(dataset, structure, report, stage, _Resume(resume, afresh))
         if report.level.probes_meaning:
             _meaning(dataset, model, revision, report, stage)
     _levels_note(report)
     report.parts = _parts_concerned(root, report)
+    named = (finding.sample_id for finding in report.findings if finding.sample_id is not None)
+    report.overview.locate(named, rows)
     return report
 
 
@@ -93,18 +109,67 @@ def _open(url: str, report: Report) -> Dataset | None:
         return None
 
 
-def _contents(dataset: Dataset, report: Report, stage: Stage) -> None:
-    from eagle3data.validation.contents import check_contents
+class _Resume(NamedTuple):
+    """Where `full` notes its progress, and whether to forget what is there."""
 
-    with stage("reading every byte", len(dataset), "samples") as advance:
-        contents = check_contents(dataset, advance)
+    file: str | Path | None
+    afresh: bool
+
+    def open(self) -> AbstractContextManager[ProgressFile | None]:
+        if self.file is None:
+            return nullcontext()
+        return open_progress(Path(self.file), afresh=self.afresh)
+
+
+def _contents(
+    dataset: Dataset, structure: Structure, report: Report, stage: Stage, resume: _Resume
+) -> None:
+    total = stored_bytes(dataset, structure.objects)
+    with (
+        resume.open() as record,
+        stage("reading every byte", -(-total // _MEGABYTE), "MB") as advance,
+    ):
+        whole = _whole_units(advance, _MEGABYTE)
+        contents = check_contents(dataset, structure.objects, whole, record)
     report.add(contents.findings)
     report.checked.bytes += contents.bytes_read
+    report.confidence += _contents_notes(contents, len(dataset), record)
+
+
+def _whole_units(advance: Callable[[int], None], unit: int) -> Callable[[int], None]:
+    """Count in ones what is shown in units, begun ones counted."""
+    done = shown = 0
+
+    def count(n: int) -> None:
+        nonlocal done, shown
+        done += n
+        now = -(-done // unit)
+        advance(now - shown)
+        shown = now
+
+    return count
+
+
+def _contents_notes(contents: Contents, samples: int, record: ProgressFile | None) -> Iterator[str]:
+    yield (
+        f"Every checksum of {samples:,} samples was compared, and each object with what was "
+        f"committed. The magnitudes of {contents.measured:,} samples were taken again and compared "
+        "with the index."
+    )
     if contents.uncompared:
-        report.confidence.append(
+        yield (
             f"Of shards {contents.uncompared} the visible samples were checked, but not whether "
             "each object as a whole is the one that was committed: bytes of hidden samples differ."
         )
+    if record is not None and record.since is not None:
+        began = datetime.datetime.fromtimestamp(record.since, datetime.UTC)
+        yield (
+            f"{contents.recalled:,} shards were read by earlier runs that were interrupted, since "
+            f"{began:%Y-%m-%d %H:%M} UTC, and are as they were by their objects' times and sizes; "
+            "--afresh reads them again."
+        )
+    if record is not None and record.failure:
+        yield f"This run could not be continued if it were interrupted: {record.failure}."
 
 
 def _meaning(
@@ -121,6 +186,7 @@ def _meaning(
     report.add(meaning.findings, chance=FALSE_ALARM)
     report.undecided += meaning.undecided
     report.confidence += meaning.confidence
+    report.measured = meaning.measured
     report.checked.bytes += meaning.bytes_read
     if report.level is Level.SEMANTIC:
         report.checked.samples, report.checked.tokens = meaning.samples, meaning.tokens

@@ -1,0 +1,1 @@
+"""A report of `validate` as one self-contained page."""
