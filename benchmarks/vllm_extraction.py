@@ -26,6 +26,7 @@ from rich.table import Table
 
 from eagle3data.bench.turns import Case, Timing, take_turns
 from eagle3data.cli.engine_args import engine_arguments
+from eagle3data.extractor.alignment import AlignmentWatch
 from eagle3data.extractor.engines.base import Captured, Request
 from eagle3data.extractor.engines.choice import EngineOptions, load_engine
 from eagle3data.extractor.engines.vllm import VllmEngine
@@ -149,10 +150,18 @@ def _extract(
     root = Root(str(url))
     with Claims(root) as claims:
         job = prepare_job(root, claims, str(prompts), model, chosen)
-        # Random weights lie in no file, so the witness can't be checked.
-        preflight = Preflight(job.plan.manifest, partial(load_head, model), _unheard)
+        manifest, samples = job.plan.manifest, job.plan.table.num_rows
         worker = Worker(
-            root, job.plan, job.prompts, job.work, claims, preflight, _unheard, _unheard
+            root,
+            job.plan,
+            job.prompts,
+            job.work,
+            claims,
+            Preflight(manifest, _unheard),
+            # Random weights lie in no file, so the witness can't be checked.
+            AlignmentWatch(manifest, samples, root.url, partial(load_head, model), _unheard),
+            _unheard,
+            _unheard,
         )
         written = worker.run(job.wanted, lambda: HeldEngine(engine))
     _require_whole(job, finish_job(root, job, written).committed)

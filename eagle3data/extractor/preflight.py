@@ -2,8 +2,7 @@
 
 A wrong capture is wrong from its first sample on: better to stop after seconds than to find out
 after a night. What is checked: that states are finite and not zero, that layers differ and their
-magnitudes are such as residual streams have, that float16 has room for them, and that the engine's
-own next token follows from the last row that it handed over.
+magnitudes are such as residual streams have, and that float16 has room for them.
 """
 
 from __future__ import annotations
@@ -11,19 +10,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from eagle3data.schema.errors import InputError, SampleError
 from eagle3data.schema.manifest import Manifest, StorageDtype
-from eagle3data.schema.sample import Sample, as_float32
-from eagle3data.writers.statistics import LayerStatistics
-
-if TYPE_CHECKING:
-    from eagle3data.storage.model_weights import TargetHead
-    from eagle3data.validation.witness import Reading
+from eagle3data.schema.statistics import LayerStatistics
 
 ENOUGH = 8
 """Samples after which the run is trusted."""
@@ -41,37 +33,27 @@ class Preflight:
     def __init__(
         self,
         manifest: Manifest,
-        load_head: Callable[[], TargetHead],
         on_notice: OnNotice,
     ) -> None:
         """See nothing yet.
 
         Args:
             manifest: of the set that is written.
-            load_head: the target's norm and lm_head.
-            on_notice: told what could not be checked, or deserves a look.
+            on_notice: told what deserves a look.
         """
-        self._manifest, self._load_head, self._on_notice = manifest, load_head, on_notice
+        self._manifest, self._on_notice = manifest, on_notice
         self._lock = threading.Lock()
         self._statistics: list[Mapping[int, LayerStatistics]] = []
-        self._rows: list[npt.NDArray[np.float32]] = []
-        self._witnesses: list[tuple[int, float]] = []
         self._refused = 0
         self._judged = 0
-        self._head: TargetHead | None = None
-        self._is_head_sought = False
         self._is_headroom_told = False
 
-    def see(self, sample: Sample, statistics: Mapping[int, LayerStatistics]) -> None:
+    def see(self, statistics: Mapping[int, LayerStatistics]) -> None:
         """Take note of a sample that is going to be written."""
         with self._lock:
             if len(self._statistics) >= ENOUGH:
                 return
             self._statistics.append(dict(statistics))
-            if sample.witness_token is not None and sample.witness_logprob is not None:
-                last = sample.hidden_states[self._manifest.final_layer][-1:]
-                self._rows.append(as_float32(last))
-                self._witnesses.append((sample.witness_token, sample.witness_logprob))
 
     def refuse(self, error: SampleError) -> None:
         """Take note of a sample that can't be written.
@@ -107,7 +89,6 @@ class Preflight:
                 return
             self._judged = len(self._statistics)
             self._judge_magnitudes()
-            self._judge_witness()
 
     def _judge_magnitudes(self) -> None:
         layers = self._manifest.layers
@@ -134,48 +115,3 @@ class Preflight:
                 f"layer {layer} reaches {largest:,.0f}, float16 ends at {_FLOAT16_LARGEST:,.0f}: "
                 "samples that go beyond are left out. --dtype bfloat16 has room for all."
             )
-
-    def _judge_witness(self) -> None:
-        reading = self._reading()
-        if reading is None:
-            return
-        agreeing = int(reading.agrees().sum())
-        count = len(self._witnesses)
-        if count >= _FEW and agreeing < count / 2:
-            median = float(reading.difference.abs().median())
-            raise InputError(
-                f"the engine's own next token follows from its last state in {agreeing} of {count} "
-                f"samples only (its log-probability is off by {median:.2g} nats): layer "
-                f"{self._manifest.final_layer} is not what leaves the last decoder layer, or the "
-                "states belong to other tokens, or --model has other weights than the engine. "
-                "Nothing was committed."
-            )
-
-    def _reading(self) -> Reading | None:
-        head = self._target_head()
-        if head is None or not self._rows:
-            return None
-        import torch
-
-        from eagle3data.validation import witness
-
-        tokens, logprobs = zip(*self._witnesses, strict=True)
-        return witness.read(
-            head,
-            torch.from_numpy(np.concatenate(self._rows)),
-            torch.tensor(tokens),
-            torch.tensor(logprobs, dtype=torch.float32),
-            post_norm=False,
-        )
-
-    def _target_head(self) -> TargetHead | None:
-        if not self._is_head_sought:
-            self._is_head_sought = True
-            if self._manifest.final_layer not in self._manifest.layers:
-                self._on_notice("preflight: the final layer isn't kept, so no witness is checked.")
-                return None
-            try:
-                self._head = self._load_head()
-            except InputError as error:
-                self._on_notice(f"preflight: the witness was not checked: {error}")
-        return self._head

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 
+from eagle3data.extractor.alignment import AlignmentWatch
 from eagle3data.extractor.engines.base import Engine
 from eagle3data.extractor.engines.choice import (
     EngineOptions,
@@ -220,8 +221,18 @@ def do_job(
         return engine
 
     head = partial(load_head, job.model, job.options.engine.revision)
-    preflight = Preflight(job.plan.manifest, head, on_notice)
-    worker = Worker(root, job.plan, job.prompts, job.work, claims, preflight, on_tokens, on_wait)
+    manifest, samples = job.plan.manifest, job.plan.table.num_rows
+    worker = Worker(
+        root,
+        job.plan,
+        job.prompts,
+        job.work,
+        claims,
+        Preflight(manifest, on_notice),
+        AlignmentWatch(manifest, samples, root.url, head, on_notice),
+        on_tokens,
+        on_wait,
+    )
     try:
         with marked_run():
             return worker.run(job.wanted, load)

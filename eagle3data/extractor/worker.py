@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from eagle3data.extractor.alignment import AlignmentWatch
 from eagle3data.extractor.engines.base import Captured, Engine, Request
 from eagle3data.extractor.plan import Plan
 from eagle3data.extractor.preflight import Preflight
@@ -26,6 +27,7 @@ from eagle3data.schema.errors import (
 )
 from eagle3data.schema.index import list_values
 from eagle3data.schema.sample import Sample
+from eagle3data.schema.statistics import LayerStatistics
 from eagle3data.storage.claims import Claim, Claims
 from eagle3data.storage.ledger import record_failure
 from eagle3data.storage.root import Root
@@ -78,11 +80,12 @@ class Worker:
         work: Work,
         claims: Claims,
         preflight: Preflight,
+        alignment: AlignmentWatch,
         on_tokens: OnTokens,
         on_wait: OnWait,
     ) -> None:
         """Take no shard yet; `on_tokens` and `on_wait` as in `extract`."""
-        self._preflight = preflight
+        self._preflight, self._alignment = preflight, alignment
         self._root, self._plan, self._prompts, self._work = root, plan, prompts, work
         self._claims = claims
         self._on_tokens, self._on_wait = on_tokens, on_wait
@@ -116,6 +119,9 @@ class Worker:
                 self._take(captured, queue)
         finally:
             engine.close()
+        self._require_all_returned()
+
+    def _require_all_returned(self) -> None:
         for number, shard in list(self._open.items()):
             if shard.outstanding:
                 raise CorruptionError(
@@ -133,7 +139,9 @@ class Worker:
                 yield self._begin(claim)
                 continue
             yield None
-            # All that is ours is in the queue now; the wait begins once it is done.
+            # All that is ours is in the queue now; the wait begins once it is done. What the
+            # engine has lost would be waited for as if another worker had it.
+            self._require_all_returned()
             queue.drain()
 
     def _begin(self, claim: Claim) -> list[Request]:
@@ -166,7 +174,7 @@ class Worker:
                 sample,
                 token_offset,
                 statistics=captured.statistics,
-                check=partial(self._preflight.see, sample),
+                check=partial(self._see, shard.writer.shard, sample),
             )
         except SampleError as error:
             self._preflight.refuse(error)
@@ -182,8 +190,13 @@ class Worker:
         if shard.count_down():
             self._commit(shard)
 
+    def _see(self, shard: int, sample: Sample, statistics: Mapping[int, LayerStatistics]) -> None:
+        self._preflight.see(statistics)
+        self._alignment.see(sample, shard)
+
     def _commit(self, shard: _OpenShard) -> None:
         self._preflight.require()
+        self._alignment.require(shard.writer.shard)
         try:
             shard.writer.commit()
             self._written += 1

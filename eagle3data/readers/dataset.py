@@ -15,6 +15,7 @@ from eagle3data.readers.index import read_index
 from eagle3data.schema.errors import CorruptionError, InputError
 from eagle3data.schema.index import list_values
 from eagle3data.schema.sample import Sample
+from eagle3data.schema.statistics import LayerStatistics
 from eagle3data.storage import layout
 from eagle3data.storage.arrays import chunk_codec, states_dtype
 from eagle3data.storage.parallel import run_all
@@ -264,6 +265,17 @@ class Dataset:
                     sample_id=self._sample_id(position),
                 )
         return ids, mask
+
+    def stated_statistics(self, position: int, layer: int) -> LayerStatistics | None:
+        """What the index says of a layer of a sample; None where it is not one value a layer."""
+        column = self.manifest.layers.index(layer)
+        values = {}
+        for name in LayerStatistics.__dataclass_fields__:
+            row = self.index[name][position].as_py()
+            if len(row) != len(self.manifest.layers):
+                return None
+            values[name] = row[column]
+        return LayerStatistics(**values)
 
     def _open_shard(self, array: str, shard: int) -> ShardDecoder:
         return ShardDecoder(

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,17 @@ from eagle3data.readers.packing import PACKING_VERSION, pack
 from eagle3data.schema.digest import json_digest, sequence_digest
 from eagle3data.schema.errors import CorruptionError, InputError, MismatchError, SpaceError
 from eagle3data.schema.manifest import StorageDtype
+from eagle3data.schema.statistics import layer_statistics, stored_faults
+from eagle3data.schema.target import target_differences
+from eagle3data.storage import layout
 from eagle3data.storage.ledger import record_failure
 
 logger = logging.getLogger(__name__)
 
 _STATE_VERSION = 1
 _TORCH_DTYPE = {StorageDtype.FLOAT16: torch.float16, StorageDtype.BFLOAT16: torch.bfloat16}
+
+Verify = Literal["states", "bytes", "none"]
 
 Where = Callable[[pa.Table], npt.NDArray[np.bool_]]
 
@@ -58,7 +63,9 @@ class StreamingLoader:
         split: str | None = None,
         where: Where | None = None,
         shuffle: bool = True,
-        verify: bool = True,
+        verify: Verify | bool = "bytes",
+        target: str | None = None,
+        revision: str | None = None,
         on_error: Literal["raise", "skip"] = "raise",
     ) -> None:
         """Select samples and plan the epoch; nothing heavy is read yet.
@@ -73,18 +80,34 @@ class StreamingLoader:
             split: only samples of this split.
             where: index table to a boolean per row, true for samples to keep.
             shuffle: false keeps the index's order (still packed).
-            verify: compare every chunk's checksum while reading.
+            verify: how closely every sample is checked as it is read. `bytes` (or true): sizes,
+                every chunk's checksum, and that token ids and mask are the index's. `states`: and
+                that every layer's magnitudes are those that the index states, so that states
+                written again since show even with checksums of their own. `none` (or false): only
+                that ids and mask are the index's.
+            target: folder or hub id of the model that is trained against: must be the one that
+                the states were taken from, tokenizer included.
+            revision: its hub revision.
             on_error: of a sample whose bytes are damaged: raise, or leave it out of its batch,
                 count it in `skipped` and add a row to the set's ledger.
 
         Raises:
             InputError: nothing selected, a sample over the budget, or ranks that can't be.
+            MismatchError: the set was made with another model than `target`.
         """
         self._dataset = dataset
         self._budget = token_budget
         self._seed = seed
         self._shuffle = shuffle
+        if isinstance(verify, bool):
+            verify = "bytes" if verify else "none"
         self._verify = verify
+        if self._verify not in get_args(Verify):
+            raise InputError(
+                f"verify is {verify!r}; expected one of {', '.join(get_args(Verify))}."
+            )
+        if target is not None:
+            _require_target(dataset, target, revision)
         if on_error not in {"raise", "skip"}:
             raise InputError(f"on_error is {on_error!r}; expected 'raise' or 'skip'.")
         self._on_error = on_error
@@ -192,9 +215,25 @@ class StreamingLoader:
         ids: npt.NDArray[np.int32],
         mask: npt.NDArray[np.uint8],
     ) -> None:
-        self._dataset.read_into(position, states, self.layers, verify=self._verify)
-        stored_ids, stored_mask = self._dataset.read_tokens(position, verify=self._verify)
+        verify = self._verify != "none"
+        self._dataset.read_into(position, states, self.layers, verify=verify)
+        stored_ids, stored_mask = self._dataset.read_tokens(position, verify=verify)
         ids[:], mask[:] = stored_ids, stored_mask
+        if self._verify == "states":
+            for layer, rows in zip(self.layers, states, strict=True):
+                self._require_stated(position, layer, rows)
+
+    def _require_stated(self, position: int, layer: int, rows: npt.NDArray[Any]) -> None:
+        stated = self._dataset.stated_statistics(position, layer)
+        for kind, detail in stored_faults(layer_statistics(rows), stated, len(rows)):
+            raise CorruptionError(
+                kind,
+                detail,
+                url=self._dataset.url,
+                array=layout.states_array(layer),
+                shard=self._dataset.shard_of(position),
+                sample_id=str(self._dataset.index["sample_id"][position].as_py()),
+            )
 
     def _skip(self, position: int, error: CorruptionError) -> None:
         """Go on without a sample, never silently.
@@ -272,6 +311,18 @@ class StreamingLoader:
                 f"the loader's state counts {state['consumed']} packs of {len(self._packs)}."
             )
         self._consumed = int(state["consumed"])
+
+
+def _require_target(dataset: Dataset, target: str, revision: str | None) -> None:
+    manifest = dataset.manifest
+    differing = target_differences(manifest.target, manifest.tokenizer, target, revision)
+    if differing:
+        raise MismatchError(
+            f"{dataset.url} holds states of {manifest.target.name}, and {target} is not that "
+            f"model: {'; '.join(differing)}. Give the model that the states were taken from. If it "
+            "is the same one in another form (quantized, say), leave `target` out; to train, set "
+            "data.allow_other_target=true."
+        )
 
 
 def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:

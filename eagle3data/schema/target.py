@@ -110,6 +110,35 @@ def describe_target(model: str, revision: str | None = None) -> tuple[TargetMode
     )
 
 
+def target_differences(
+    made: TargetModel, made_tokenizer: Tokenizer, model: str, revision: str | None = None
+) -> list[str]:
+    """How a model differs from the one that states were made with; empty where it does not.
+
+    Args:
+        made: the target of the states.
+        made_tokenizer: its tokenizer.
+        model: folder or hub id of the model to compare.
+        revision: hub revision.
+
+    Raises:
+        InputError: no such model.
+    """
+    given, tokenizer = describe_target(model, revision)
+    found = [
+        f"{name} was {getattr(made, name)}, is {getattr(given, name)}"
+        for name in ("architecture", "num_hidden_layers", "hidden_size", "vocab_size")
+        if getattr(made, name) != getattr(given, name)
+    ]
+    if not found and made.config_digest != given.config_digest:
+        found.append("its config.json is another")
+    if None not in (made.revision, given.revision) and made.revision != given.revision:
+        found.append(f"revision was {made.revision}, is {given.revision}")
+    if made_tokenizer.digest is not None and made_tokenizer.digest != tokenizer.digest:
+        found.append("its tokenizer is another")
+    return found
+
+
 def config_digest(model: str, revision: str | None = None) -> str | None:
     """`TargetModel.config_digest` of a model; None for one without a config to read."""
     try:

@@ -39,6 +39,13 @@ class DataSection(_Section):
     token_budget: int = Field(default=8192, gt=0, description="Rows of a packed batch.")
     train_split: str | None = Field(default="train", description="null: every sample.")
     eval_split: str | None = Field(default="eval", description="null: nothing is held out.")
+    verify: Literal["states", "bytes", "none"] = Field(
+        default="bytes", description="How closely each sample is checked as it is read."
+    )
+    allow_other_target: bool = Field(
+        default=False,
+        description="Train against a model of the same sizes but another config or tokenizer.",
+    )
 
 
 class OptimizerSection(_Section):
@@ -86,7 +93,7 @@ class TrainConfig(_Section):
     train: TrainSection = TrainSection()
 
 
-MAY_CHANGE_ON_RESUME = {"train.eval_every", "train.save_every"}
+MAY_CHANGE_ON_RESUME = {"data.verify", "train.eval_every", "train.save_every"}
 """Settings that don't change what is learned."""
 
 

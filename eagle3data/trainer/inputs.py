@@ -76,6 +76,7 @@ class Inputs:
             layers=self.loader.layers,
             split=self.config.data.eval_split,
             shuffle=False,
+            verify=self.config.data.verify,
         )
 
     def saved_draft(self) -> SavedDraft:
@@ -125,6 +126,9 @@ def gather(url: str, model: str, config: TrainConfig, revision: str | None = Non
             seed=config.train.seed,
             layers=[*aux_layers, dataset.manifest.final_layer],
             split=config.data.train_split,
+            verify=config.data.verify,
+            target=None if config.data.allow_other_target else model,
+            revision=revision,
         ),
         draft=draft.to(device),
         head=replace(head, lm_head=head.lm_head.to(autocast or torch.float32)).to(device),

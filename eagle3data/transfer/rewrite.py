@@ -29,6 +29,7 @@ from eagle3data.schema.errors import (
 from eagle3data.schema.index import plan_digest, plan_rows
 from eagle3data.schema.manifest import Codec
 from eagle3data.schema.sample import Sample
+from eagle3data.schema.statistics import LayerStatistics
 from eagle3data.storage import layout
 from eagle3data.storage.claims import Claim, Claims
 from eagle3data.storage.ledger import read_ledger, record_failure
@@ -38,7 +39,6 @@ from eagle3data.transfer.selection import Picked, Selection
 from eagle3data.writers.data_set import consolidate_index, create_data_set, write_plan
 from eagle3data.writers.shard_writer import ShardWriter
 from eagle3data.writers.shared_shards import OnWait, SharedShards, missing_shards
-from eagle3data.writers.statistics import LayerStatistics
 from eagle3data.writers.write_queue import WriteQueue
 
 _QUEUE_BYTES = 256 << 20

@@ -18,7 +18,7 @@ import numpy as np
 from eagle3data.readers.dataset import Dataset
 from eagle3data.schema.errors import CorruptionError
 from eagle3data.schema.index import list_values
-from eagle3data.writers.statistics import LayerStatistics, layer_statistics
+from eagle3data.schema.statistics import LayerStatistics, layer_statistics
 from eagle3data.storage import layout
 from eagle3data.storage.arrays import chunk_codec
 from eagle3data.storage.shard_decoder import ShardDecoder

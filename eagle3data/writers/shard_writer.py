@@ -28,6 +28,7 @@ from eagle3data.schema.errors import (
 from eagle3data.schema.index import INDEX_SCHEMA, rows_digest
 from eagle3data.schema.manifest import Codec, Manifest
 from eagle3data.schema.sample import Sample
+from eagle3data.schema.statistics import LayerStatistics, check_statistics, layer_statistics
 from eagle3data.storage import layout
 from eagle3data.storage.arrays import chunk_codec, fill_of
 from eagle3data.storage.claims import Claim
@@ -35,7 +36,6 @@ from eagle3data.storage.codecs import ChunkCodec, EncodedChunk
 from eagle3data.storage.root import Root, Upload
 from eagle3data.storage.shard_encoder import ShardEncoder
 from eagle3data.writers.data_set import drop_part
-from eagle3data.writers.statistics import LayerStatistics, check_statistics, layer_statistics
 
 _MAX_THREADS = 16
 _RESERVE_BYTES = 64_000_000

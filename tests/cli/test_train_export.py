@@ -27,7 +27,8 @@ SETTINGS = [
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     root = tmp_path_factory.mktemp("made")
-    return str(small.data_set(root / "states")), str(small.target_folder(root / "target"))
+    target = small.target_folder(root / "target")
+    return str(small.data_set(root / "states", target)), str(target)
 
 
 def run(*words: str | Path) -> tuple[int, str]:

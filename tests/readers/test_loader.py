@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,9 +18,10 @@ from eagle3data import Batch, Dataset, DatasetWriter, StreamingLoader, open_data
 from eagle3data.readers.order import epoch_order
 from eagle3data.readers.packing import pack
 from eagle3data.schema.errors import CorruptionError, InputError, MismatchError
+from eagle3data.schema.manifest import Manifest
 from eagle3data.storage.ledger import read_ledger
 from eagle3data.storage.root import Root
-from tests.support import random_samples, small_manifest, write_set
+from tests.support import random_sample, random_samples, small_manifest, write_set
 
 MANIFEST = small_manifest(shard_tokens=256)
 SAMPLES = {sample.sample_id: sample for sample in random_samples(60, MANIFEST, longest=90)}
@@ -232,7 +236,68 @@ def test_settings_that_mean_nothing_are_refused(dataset: Dataset, tmp_path: Path
     wrong: Any = "ignore"
     with pytest.raises(InputError, match="on_error"):
         StreamingLoader(dataset, token_budget=BUDGET, on_error=wrong)
+    with pytest.raises(InputError, match="verify is 'checksums'; expected one of states, bytes"):
+        StreamingLoader(dataset, token_budget=BUDGET, verify=cast("Any", "checksums"))
     with pytest.raises(InputError, match="threads"):
         open_dataset(dataset.url, threads=0)
     with pytest.raises(InputError, match="queue_bytes"):
         DatasetWriter.create(str(tmp_path / "set"), MANIFEST, queue_bytes=-1)
+
+
+def _written_again(folder: Path, change: Callable[[Any], Any]) -> Dataset:
+    """A set whose sample `s4` was changed at layer 2 by stock zarr, checksums and all."""
+    url = write_set(folder, random_samples(12, MANIFEST), MANIFEST)
+    dataset = open_dataset(url)
+    position = dataset.position("s4")
+    offset, length = (int(dataset.index[k][position].as_py()) for k in ("token_offset", "length"))
+    array = zarr.open_array(f"{url}/hidden_states/2", mode="r+")
+    array[offset : offset + length] = change(array[offset : offset + length])
+    return open_dataset(url)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (lambda rows: rows * np.float16(1.5), "object_changed"),
+        (np.zeros_like, "all_zero"),
+        (lambda rows: np.where(rows == rows.max(), np.float16(np.nan), rows), "nonfinite"),
+        (lambda rows: np.full_like(rows, np.inf), "saturated"),
+    ],
+)
+def test_states_written_again_are_met_by_verify_states_only(
+    tmp_path: Path, change: Callable[[Any], Any], kind: str
+) -> None:
+    dataset = _written_again(tmp_path / "set", change)
+    for unseen in (True, "bytes", "none", False):
+        list(StreamingLoader(dataset, token_budget=100, rank=0, world_size=1, verify=unseen))
+    with pytest.raises(CorruptionError, match="s4") as told:
+        list(StreamingLoader(dataset, token_budget=100, rank=0, world_size=1, verify="states"))
+    assert (told.value.kind, told.value.array) == (kind, "hidden_states/2")
+
+
+def test_whole_states_pass_every_check(dataset: Dataset) -> None:
+    whole = [batch.sample_ids for batch in StreamingLoader(dataset, token_budget=BUDGET)]
+    checked = StreamingLoader(dataset, token_budget=BUDGET, verify="states")
+    assert [batch.sample_ids for batch in checked] == whole
+
+
+def test_another_target_is_refused(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    config = {"num_hidden_layers": 12, "hidden_size": 32, "vocab_size": 64, "model_type": "llama"}
+    (model / "config.json").write_text(json.dumps(config))
+    (model / "tokenizer.json").write_text("{}")
+    manifest = Manifest.for_model(str(model), axis=MANIFEST.storage.axis, engine="t")
+    samples = [random_sample(f"s{n}", 20, n, manifest) for n in range(3)]
+    dataset = open_dataset(write_set(tmp_path / "set", samples, manifest))
+    same: dict[str, Any] = {"token_budget": BUDGET, "target": str(model)}
+    assert len(list(StreamingLoader(dataset, **same))) >= 1
+    (model / "tokenizer.json").write_text("{ }")
+    with pytest.raises(MismatchError, match="its tokenizer is another"):
+        StreamingLoader(dataset, **same)
+    (model / "config.json").write_text(json.dumps({**config, "rope_theta": 1}))
+    with pytest.raises(MismatchError, match=r"config\.json is another; its tokenizer"):
+        StreamingLoader(dataset, **same)
+    (model / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
+    with pytest.raises(MismatchError, match="hidden_size was 32, is 64"):
+        StreamingLoader(dataset, **same)

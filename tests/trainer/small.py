@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 import eagle3data as e3
 from eagle3data.readers.batch import Batch
+from eagle3data.schema.layers import Numbering
 from eagle3data.trainer.draft import Draft, DraftConfig
 
 HIDDEN, LAYERS, VOCAB = 32, 6, 97
@@ -119,13 +120,12 @@ def target_folder(folder: Path) -> Path:
     return folder
 
 
-def data_set(url: Path, *, layers: list[int] | None = None, samples: int = 24) -> Path:
+def data_set(
+    url: Path, target: str | Path, *, layers: list[int] | None = None, samples: int = 24
+) -> Path:
     """States that can be learned from: every layer's are a function of the token."""
-    manifest = e3.Manifest.synthetic(
-        hidden_size=HIDDEN,
-        num_hidden_layers=LAYERS,
-        vocab_size=VOCAB,
-        layers=layers or [*AUX, FINAL],
+    manifest = e3.Manifest.for_model(
+        str(target), layers=layers or [*AUX, FINAL], numbering=Numbering.CANONICAL
     )
     random = np.random.default_rng(0)
     table = random.standard_normal((VOCAB, HIDDEN))

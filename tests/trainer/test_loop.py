@@ -38,7 +38,8 @@ SETTINGS = [
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """A data set and the folder of its target."""
     root = tmp_path_factory.mktemp("made")
-    return str(small.data_set(root / "states")), str(small.target_folder(root / "target"))
+    target = small.target_folder(root / "target")
+    return str(small.data_set(root / "states", target)), str(target)
 
 
 def config(*more: str) -> TrainConfig:
@@ -204,14 +205,14 @@ def test_what_is_not_finite_stops_with_the_samples(
 def test_a_set_that_cannot_teach_is_refused(
     made: tuple[str, str], tmp_path: Path, layers: list[int], message: str
 ) -> None:
-    states = str(small.data_set(tmp_path / "states", layers=layers, samples=7))
+    states = str(small.data_set(tmp_path / "states", made[1], layers=layers, samples=7))
     with pytest.raises((InputError, LayerError), match=message):
         train(states, made[1], tmp_path / "out", config())
     assert not (tmp_path / "out").exists()
 
 
 def test_three_of_more_layers_can_be_chosen(made: tuple[str, str], tmp_path: Path) -> None:
-    states = str(small.data_set(tmp_path / "states", layers=[1, 2, 3, 4, 6], samples=7))
+    states = str(small.data_set(tmp_path / "states", made[1], layers=[1, 2, 3, 4, 6], samples=7))
     inputs = gather(states, made[1], config("model.aux_layers=[1,3,4]"))
     assert inputs.loader.layers == [1, 3, 4, 6]
     assert inputs.description.aux_layers == [1, 3, 4]
@@ -224,6 +225,19 @@ def test_another_model_is_refused(made: tuple[str, str], tmp_path: Path) -> None
     (other / "config.json").write_text(json.dumps({**settings, "vocab_size": 98}))
     with pytest.raises(InputError, match="vocab_size is 97 in the data set and 98 in the model"):
         train(made[0], str(other), tmp_path / "out", config())
+
+
+def test_a_model_of_the_same_sizes_is_refused_unless_it_is_said(
+    made: tuple[str, str], tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(made[1], other)
+    settings = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**settings, "rope_theta": 123.0}))
+    with pytest.raises(MismatchError, match=r"config\.json is another.*allow_other_target=true"):
+        train(made[0], str(other), tmp_path / "out", config())
+    assert not (tmp_path / "out").exists()
+    gather(made[0], str(other), config("data.allow_other_target=true"))
 
 
 def test_a_split_that_is_not_there(made: tuple[str, str], tmp_path: Path) -> None:

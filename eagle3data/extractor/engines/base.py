@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle3data.schema.manifest import StorageDtype
-from eagle3data.writers.statistics import LayerStatistics
+from eagle3data.schema.statistics import LayerStatistics
 
 
 def _keep() -> None:

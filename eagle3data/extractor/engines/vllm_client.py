@@ -11,7 +11,7 @@ from eagle3data.extractor.engines.channel import Received, SampleLayout, StateCl
 from eagle3data.extractor.engines.vllm_settings import PARAMS, Doorway
 from eagle3data.schema.digest import tokens_crc32c
 from eagle3data.schema.errors import EngineError, InputError
-from eagle3data.writers.statistics import LayerStatistics, statistics_of_rows
+from eagle3data.schema.statistics import LayerStatistics, statistics_of_rows
 
 _BUFFER_BYTES = 2 << 30
 

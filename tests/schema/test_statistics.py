@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eagle3data.schema.sample import as_float32
-from eagle3data.writers.statistics import layer_statistics, statistics_of_rows
+from eagle3data.schema.statistics import layer_statistics, statistics_of_rows
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.uint16])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,29 @@ class LayerStatistics:
             if not math.isclose(here, there, rel_tol=_RELATIVE_ERROR, abs_tol=1e-6):
                 return f"its {name} is {here:.6g}, the index says {there:.6g}: written again since."
         return None
+
+
+def stored_faults(
+    found: LayerStatistics, stated: LayerStatistics | None, rows: int
+) -> Iterator[tuple[str, str]]:
+    """What is wrong with stored states, each as its kind and a sentence.
+
+    Args:
+        found: statistics of the states as they were read.
+        stated: what the index says of them, if it does.
+        rows: T of the sample.
+    """
+    if found.n_nan:
+        yield "nonfinite", f"{found.n_nan} NaN values are stored."
+    if found.n_inf:
+        yield "saturated", f"{found.n_inf} infinite values are stored."
+    if found.n_zero_rows:
+        yield "all_zero", f"{found.n_zero_rows} of {rows} rows are all zero; a real state never is."
+    if found.n_nan or found.n_inf or found.n_zero_rows or stated is None:
+        return
+    difference = found.difference(stated)
+    if difference is not None:
+        yield "object_changed", difference
 
 
 def layer_statistics(states: npt.NDArray[Any]) -> LayerStatistics:
