@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from eagle3data.storage.model_weights import TargetHead
     from eagle3data.validation.next_token import NextToken
 
-SEARCHED = 64
-"""Disagreeing samples for which another explanation is tried."""
-SEARCHED_ROWS = 128
+SEARCHED = 24
+"""Samples for whose states another owner is looked for."""
+SEARCHED_ROWS = 64
 SECOND_OPINION = math.log(1e-3)
 """Log threshold of a test that only has to support one that is significant by itself."""
 MIN_ROWS_OF_SAMPLE = 8
@@ -99,8 +99,8 @@ class HeadChecks:
             return self.result
         wrong = swapped
         if readings:
-            wrong = self._next_token_of_set(readings[final]) or wrong
-            wrong = self._norm_state(readings[final]) or wrong
+            unnormed = self._norm_state(readings[final])
+            wrong = unnormed or self._next_token_of_set(readings[final]) or wrong
         self._witness(readings.get(final), already_wrong=wrong)
         return self.result
 

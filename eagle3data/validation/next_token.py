@@ -1,8 +1,12 @@
-"""The next-token probe: a state, through the target's own norm and lm_head, says what follows."""
+"""The next-token probe: a state, through the target's own norm and lm_head, says what follows.
+
+It chooses among the tokens of the probed rows and a thousand others, not among the whole
+vocabulary: that tells shifts, layers and norms apart as well, and costs a fraction.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from eagle3data.validation.token_identity import Sequences, stands_above
@@ -14,7 +18,11 @@ if TYPE_CHECKING:
 
 SHIFTS = tuple(range(-2, 4))
 ROWS_PER_SAMPLE = 16
+MIN_ROWS = 512
+"""Of a few long samples more rows are read, to make this many."""
 MAX_ROWS = 2048
+OTHERS = 1024
+"""Tokens, spread over the vocabulary, that a row may choose besides those of the probed rows."""
 MARGIN_NATS = 0.1
 """A way of reading a state must be better by this much, on average, to count as better."""
 TRAINED_RATIO = 1.5
@@ -30,7 +38,8 @@ def choose_rows(sequences: Sequences) -> Tensor:
     """
     import torch
 
-    per_sample = max(1, min(ROWS_PER_SAMPLE, MAX_ROWS // max(len(sequences), 1)))
+    count = max(len(sequences), 1)
+    per_sample = max(1, min(max(ROWS_PER_SAMPLE, MIN_ROWS // count), MAX_ROWS // count))
     chosen = []
     for sample in range(len(sequences)):
         span = sequences.rows(sample)
@@ -51,7 +60,8 @@ class NextToken:
         by_shift: share of rows whose most likely token is the one `shift` places on.
         shift: the shift that fits best, or None where none stands out.
         right: `[P]` bool, rows that predict the token that follows (shift 1).
-        logprob: `[P]` float32, log-probability of the token that follows (nats); None unasked.
+        logprob: `[P]` float32, log-probability of the token that follows, among those to choose
+            from (nats); None unasked.
     """
 
     by_shift: dict[int, float]
@@ -77,10 +87,11 @@ def measure(
         targets: for each of `SHIFTS`, `[P]` the token that many places on.
         log_alpha: threshold of the paired comparison between the best shift and each other.
         post_norm: read them as already normed.
-        likelihood: also how likely the token that follows is (dearer than which is likeliest).
+        likelihood: also how likely the token that follows is.
     """
     import torch
 
+    head, targets = _among(head, targets)
     best, following = [], []
     for start in range(0, len(states), _BLOCK):
         block = slice(start, start + _BLOCK)
@@ -105,6 +116,16 @@ def measure(
         right=right[1],
         logprob=torch.cat(following) if likelihood else None,
     )
+
+
+def _among(head: TargetHead, targets: dict[int, Tensor]) -> tuple[TargetHead, dict[int, Tensor]]:
+    """The head's rows of the tokens to choose from, and the targets' places among them."""
+    import torch
+
+    others = torch.linspace(0, head.vocab_size - 1, min(OTHERS, head.vocab_size)).long()
+    tokens = torch.cat([*targets.values(), others]).unique()
+    places = {shift: torch.searchsorted(tokens, target) for shift, target in targets.items()}
+    return replace(head, lm_head=head.lm_head[tokens]), places
 
 
 def reads_better(one: NextToken, other: NextToken, log_alpha: float) -> bool:

@@ -17,6 +17,7 @@ from eagle3data.validation.probe_set import ProbeSet
 from eagle3data.validation.row_checks import RowChecks
 from eagle3data.validation.significance import caught_share, log_threshold
 from eagle3data.validation.token_identity import WIDE_SHIFTS, Sequences, frequent_tokens
+from eagle3data.validation.witness_checks import WitnessChecks
 
 MIN_CLASSES = 2
 UNRELATED_ROWS = 1000
@@ -62,6 +63,8 @@ def check_meaning(
             f"Token identity: {found.samples:,} readable samples with {found.tokens:,} tokens hold "
             "too few repeated tokens to compare."
         )
+        _without_identity(found, probe, sequences, head)
+        advance(len(dataset.manifest.layers))
         return found
     layers = dataset.manifest.layers
     log_alpha = log_threshold(len(probe) * len(layers) * len(WIDE_SHIFTS))
@@ -72,10 +75,9 @@ def check_meaning(
         views.append(look(probe, sequences, classes, layer, picked, log_alpha, checks))
         advance(1)
     _weightless_findings(found, probe, views)
-    of_rows = checks.findings(found.findings)
     readings: dict[int, next_token.NextToken] = {}
     if head is not None:
-        explained = {each.sample_id for each in [*found.findings, *of_rows] if each.sample_id}
+        explained = {each.sample_id for each in found.findings if each.sample_id}
         through_head = HeadChecks(probe, sequences, views, picked, head, log_alpha, explained)
         result = through_head.run()
         readings = result.readings
@@ -83,8 +85,8 @@ def check_meaning(
         found.undecided += result.undecided
         found.confidence += result.notes
         found.measured.witness = result.witness
-        of_rows = checks.findings(found.findings)
-    found.findings += of_rows
+    explaining = [each for each in found.findings if each.kind != "witness_mismatch"]
+    found.findings += checks.findings(explaining)
     found.findings += index_findings(probe, checks.within, found.findings)
     found.measured.probed = found.samples
     found.measured.layers = [_measured(view, checks, readings, len(picked)) for view in views]
@@ -92,6 +94,28 @@ def check_meaning(
     found.confidence.append(_coverage(views, found.samples, len(dataset)))
     found.bytes_read = probe.bytes_read
     return found
+
+
+def _without_identity(
+    found: Meaning, probe: ProbeSet, sequences: Sequences, head: TargetHead | None
+) -> None:
+    """What can be checked where tokens are too few for the identity probe."""
+    manifest = probe.dataset.manifest
+    checks = RowChecks(probe, sequences, log_threshold(max(len(probe), 1) * len(manifest.layers)))
+    if head is not None and manifest.final_layer in manifest.layers:
+        through_witness = WitnessChecks(probe, head, set())
+        found.findings += through_witness.run(foretells=False, already_wrong=False)
+        found.confidence.append(through_witness.note)
+        found.measured.witness = through_witness.measured
+    if len(probe):
+        for layer in manifest.layers:
+            collector = checks.collector()
+            for sample, position in enumerate(probe.positions):
+                collector.see(sample, probe.states(position, layer))
+            checks.look(layer, collector.facts())
+        found.findings += checks.findings([])
+        found.findings += index_findings(probe, checks.within, found.findings)
+    found.bytes_read = probe.bytes_read
 
 
 def _weightless_findings(found: Meaning, probe: ProbeSet, views: Sequence[LayerView]) -> None:

@@ -14,7 +14,7 @@ GERMAN = (
     "Die Lehrerin erklärte, warum der Mond manchmal rund und manchmal nur eine Sichel ist.",
     "Auf dem Dachboden fanden wir eine Kiste mit Briefen, die niemand mehr lesen konnte.",
     "Der Zug fährt durch einen langen Tunnel, und für einige Minuten sieht man nur sich selbst.",
-    "Wenn es regnet, riecht der Garten nach Erde, und die Schnecken kommen unter den Blättern hervor.",
+    "Wenn es regnet, riecht der Garten nach Erde, und die Schnecken kommen unter Blättern hervor.",
     "Zwei Männer spielen Schach im Park und reden kein Wort, bis einer von ihnen lächelt.",
     "Die Werkstatt liegt im Hof, und man erkennt sie am Geruch von Öl und frischem Leder.",
     "Er schrieb jeden Morgen drei Sätze in ein Heft und strich am Abend zwei davon durch.",

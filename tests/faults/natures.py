@@ -15,10 +15,11 @@ CAPITALS = {
     "France": "Paris", "Spain": "Madrid", "Italy": "Rome", "Greece": "Athens", "Norway": "Oslo",
     "Sweden": "Stockholm", "Finland": "Helsinki", "Poland": "Warsaw", "Austria": "Vienna",
     "Hungary": "Budapest", "Portugal": "Lisbon", "Ireland": "Dublin", "Denmark": "Copenhagen",
-    "Japan": "Tokyo", "China": "Beijing", "India": "New Delhi", "Egypt": "Cairo", "Kenya": "Nairobi",
-    "Canada": "Ottawa", "Mexico": "Mexico City", "Peru": "Lima", "Chile": "Santiago",
-    "Cuba": "Havana", "Brazil": "Brasilia", "Turkey": "Ankara", "Iran": "Tehran", "Iraq": "Baghdad",
-    "Russia": "Moscow", "Ukraine": "Kyiv", "Romania": "Bucharest",
+    "Japan": "Tokyo", "China": "Beijing", "India": "New Delhi", "Egypt": "Cairo",
+    "Kenya": "Nairobi", "Canada": "Ottawa", "Mexico": "Mexico City", "Peru": "Lima",
+    "Chile": "Santiago", "Cuba": "Havana", "Brazil": "Brasilia", "Turkey": "Ankara",
+    "Iran": "Tehran", "Iraq": "Baghdad", "Russia": "Moscow", "Ukraine": "Kyiv",
+    "Romania": "Bucharest",
 }  # fmt: skip
 OPPOSITES = {
     "hot": "cold", "tall": "short", "early": "late", "happy": "sad", "open": "closed",

@@ -29,6 +29,8 @@ class StoredSet:
         group = json.loads((folder / "zarr.json").read_text())
         self.manifest: dict[str, Any] = group["attributes"]["eagle3data"]
         self.layers: list[int] = self.manifest["capture"]["layers"]
+        self._arrays: dict[int, Any] = {}
+        self._read: dict[Path, tuple[bytes, list[Row]]] = {}
 
     def parts(self) -> dict[int, Path]:
         files = sorted((self.folder / "index").glob("*[0-9].arrow"))
@@ -42,7 +44,11 @@ class StoredSet:
         return next(row for row in self.rows() if row["sample_id"] == sample_id)
 
     def rows_of(self, shard: int) -> list[Row]:
-        return [{**row, "shard": shard} for row in read_part(self.parts()[shard])[0].to_pylist()]
+        file = self.parts()[shard]
+        data = file.read_bytes()
+        if self._read.get(file, (b"",))[0] != data:
+            self._read[file] = (data, read_part(file)[0].to_pylist())
+        return [{**row, "shard": shard} for row in self._read[file][1]]
 
     def states(self, layer: int, sample_id: str) -> States:
         row = self.row(sample_id)
@@ -99,7 +105,9 @@ class StoredSet:
         group.attrs["eagle3data_digest"] = json_digest(manifest)
 
     def _array(self, layer: int) -> Any:
-        return zarr.open_array(self.folder / f"hidden_states/{layer}", mode="r+")
+        if layer not in self._arrays:
+            self._arrays[layer] = zarr.open_array(self.folder / f"hidden_states/{layer}", mode="r+")
+        return self._arrays[layer]
 
     def _chunks(self, data: bytes) -> int:
         """CRC32C over the last four bytes of every stored chunk, in chunk order."""
