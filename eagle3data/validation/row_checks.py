@@ -68,6 +68,12 @@ class RowChecks:
         self._groups = same_context.groups(sequences)
         self._contexts = duplicates.context_digests(sequences)
         self._place = sequences.place.numpy()
+        self._varied = np.array(
+            [
+                len(np.unique(sequences.ids[sequences.rows(sample)].numpy())) >= _FEWEST_TOKENS
+                for sample in range(len(sequences))
+            ]
+        )
         self._seen: dict[int, list[Seen]] = {}
         self.within: dict[int, float] = {}
         """By layer, the deviation of row norms (log) that is usual within one sample."""
@@ -151,7 +157,7 @@ class RowChecks:
                 severity=Severity.WARNING,
             )
         for sample in np.flatnonzero(facts.constant > usual).tolist():
-            if self._is_one_token(sample):
+            if not self._varied[sample]:
                 continue
             yield Seen(
                 kind="unlike_rest",
@@ -160,9 +166,6 @@ class RowChecks:
                 f"one value in all of its rows; in the other samples {usual} do.",
                 expected="values that change from row to row",
             )
-
-    def _is_one_token(self, sample: int) -> bool:
-        return len(np.unique(self._sequences.ids[self._sequences.rows(sample)].numpy())) == 1
 
     def _rounded(self, facts: RowFacts) -> Iterator[Seen]:
         share = facts.off_grid.astype(np.float64)
@@ -221,7 +224,7 @@ class RowChecks:
             )
 
     def _dimensions(self, facts: RowFacts) -> Iterator[Seen]:
-        for sample, dimension, factor in unlike_dimensions(facts, self._log_alpha):
+        for sample, dimension, factor in unlike_dimensions(facts, self._varied, self._log_alpha):
             yield Seen(
                 kind="unlike_rest",
                 sample=sample,

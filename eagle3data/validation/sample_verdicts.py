@@ -84,15 +84,16 @@ class SampleJudge:
         at = self.testable[span].nonzero().flatten()
         if len(at) < 2 * STRETCH_ROWS:
             return []
-        starts = [span.start + int(at[i]) for i in range(0, len(at), STRETCH_ROWS)]
+        last = len(at) - STRETCH_ROWS // 2  # a short rest belongs to the stretch before it
+        starts = [span.start + int(at[i]) for i in range(0, last, STRETCH_ROWS)]
         found: list[Doubt] = []
         for start, stop in zip(starts, [*starts[1:], span.stop], strict=True):
             doubt = self._judge(sample, start, stop, whole=False)
             if doubt is None:
                 continue
-            last = found[-1] if found else None
-            if last and last.rows[1] == doubt.rows[0] and last.shift == doubt.shift:
-                found[-1] = _joined(last, doubt)
+            before = found[-1] if found else None
+            if before and before.rows[1] == doubt.rows[0] and before.shift == doubt.shift:
+                found[-1] = _joined(before, doubt)
             else:
                 found.append(doubt)
         return found

@@ -25,6 +25,7 @@ WIDE_SHIFTS = tuple(range(-8, 9))
 FEATURES = 256
 MAX_CLASSES = 512
 MIN_OCCURRENCES = 4
+LONGEST_PERIOD = 8
 _MOMENT_SAMPLES = 48
 _BLOCK = 4096
 
@@ -81,6 +82,23 @@ class Sequences:
         inside = (self.place + shift >= 0) & (self.place + shift < lengths)
         at = torch.arange(self.bounds[-1]).add_(shift).clamp_(0, self.bounds[-1] - 1)
         return torch.where(inside, self.ids[at], -1)
+
+    @cached_property
+    def repeating(self) -> Tensor:
+        """`[R]` bool: rows inside a repetition, whose last tokens are those just before once more.
+
+        The states of one token over and over converge to what says "repeated", not which token.
+        """
+        import torch
+
+        found = torch.zeros(self.bounds[-1], dtype=torch.bool)
+        for period in range(1, min(LONGEST_PERIOD, self.bounds[-1]) + 1):
+            again = (self.shifted(-period) == self.ids).long()
+            # Adjacent rows up to each that are equal to those `period` before.
+            total = again.cumsum(0)
+            last_break = torch.where(again == 0, total, 0).cummax(0).values
+            found |= total - last_break >= max(period, 2)
+        return found
 
     @cached_property
     def shared(self) -> Tensor:
@@ -176,7 +194,7 @@ def frequent_tokens(sequences: Sequences) -> Tensor:
     """Sorted ids of the tokens that occur often enough, in both halves, to have a mean."""
     import torch
 
-    usable = ~sequences.shared & (sequences.place > 0)
+    usable = ~sequences.shared & ~sequences.repeating & (sequences.place > 0)
     counted = []
     for half in (0, 1):
         own = sequences.ids[usable & (sequences.sample_of % 2 == half)]
@@ -212,7 +230,7 @@ def _fit_and_test(
     import torch
 
     right, testable = {}, {}
-    informative = ~sequences.shared & (sequences.place > 0)
+    informative = ~sequences.shared & ~sequences.repeating & (sequences.place > 0)
     for shift in shifts:
         labels = _labels(sequences, classes, shift)
         testable[shift] = (labels >= 0) & informative
@@ -230,7 +248,7 @@ def _fit_and_test(
     decided = best if stands_out else None
     # The verdicts on samples use every row of the fit, those in shared contexts too.
     labels = _labels(sequences, classes, decided or 0)
-    labels = labels.masked_fill(sequences.place == 0, -1)
+    labels = labels.masked_fill((sequences.place == 0) | sequences.repeating, -1)
     predicted = _predict(rows, labels, sequences)
     tokens = torch.where(predicted >= 0, classes[predicted.clamp(min=0)], -1)
     return Agreement(

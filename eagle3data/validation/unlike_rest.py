@@ -161,11 +161,14 @@ def _runs(flags: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
     return [(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]
 
 
-def unlike_dimensions(facts: RowFacts, log_alpha: float) -> list[tuple[int, int, float]]:
+def unlike_dimensions(
+    facts: RowFacts, varied: npt.NDArray[np.bool_], log_alpha: float
+) -> list[tuple[int, int, float]]:
     """Samples with a dimension whose magnitude is unlike the same dimension's elsewhere.
 
     Args:
         facts: of one layer.
+        varied: `[n]` samples of many different tokens; the others are left out.
         log_alpha: threshold of a single sample.
 
     Returns:
@@ -173,7 +176,7 @@ def unlike_dimensions(facts: RowFacts, log_alpha: float) -> list[tuple[int, int,
     """
     with np.errstate(all="ignore"):
         spread = np.maximum(facts.spread.astype(np.float64), -30.0)
-    good = np.isfinite(spread).all(1)
+    good = np.isfinite(spread).all(1) & varied
     if good.sum() < FEWEST_SAMPLES:
         return []
     off = spread[good] - np.median(spread[good], axis=0)
