@@ -37,6 +37,7 @@ class Dataset:
         index: one row a sample that is committed and not hidden (`INDEX_SCHEMA`), in token order.
         generation: digest of rows and tombstones; what a loader's state refers to.
         hidden: committed samples that tombstones hide.
+        threads: that share the reading of one sample.
         shard_reader: `(array, shard)` to its opened `ShardDecoder`; the latest are kept.
     """
 
@@ -45,7 +46,7 @@ class Dataset:
         threads = root.threads if threads is None else threads
         if not isinstance(threads, int) or threads < 1:
             raise InputError(f"threads is {threads!r}; expected a whole number from 1.")
-        self._threads = threads
+        self.threads = threads
         self._pool = ThreadPoolExecutor(threads, "eagle3data-read") if threads > 1 else None
         self.root = root
         self.url = root.url
@@ -130,7 +131,7 @@ class Dataset:
             hidden_states=dict(zip(wanted, states, strict=True)),
             input_ids=ids,
             loss_mask=mask,
-            sample_id=self._sample_id(position),
+            sample_id=self.sample_id(position),
             source=self.index["source"][position].as_py(),
             split=self.index["split"][position].as_py(),
             source_extra=dict(self.index["source_extra"][position].as_py() or {}),
@@ -189,6 +190,13 @@ class Dataset:
         self._run(self._pieces(array, position, out, out.nbytes, verify=verify))
         return out
 
+    def read_here(
+        self, array: str, position: int, out: npt.NDArray[Any], *, verify: bool = True
+    ) -> None:
+        """As `read_array` into `out`, but all in the calling thread, for callers with many."""
+        for piece in self._pieces(array, position, out, out.nbytes, verify=verify):
+            piece()
+
     def _pieces(
         self, array: str, position: int, out: npt.NDArray[Any], total: int, *, verify: bool
     ) -> list[Callable[[], None]]:
@@ -198,7 +206,7 @@ class Dataset:
         the work evenly, and fewer are larger.
         """
         length, offset = int(self._lengths[position]), int(self._offsets[position])
-        sample_id = self._sample_id(position)
+        sample_id = self.sample_id(position)
         chunks = self._axis.chunks_of(offset, length)
         if length < 1 or chunks.stop > self._axis.chunks_per_shard:
             raise CorruptionError(
@@ -217,7 +225,7 @@ class Dataset:
         reader = self.shard_reader(array, self._axis.shard_of(offset))
         reader.will_read(chunks)
         rows = self._axis.chunk_tokens
-        piece = max(_LEAST_PIECE_BYTES, total // (2 * self._threads))
+        piece = max(_LEAST_PIECE_BYTES, total // (2 * self.threads))
         step = max(1, piece * len(chunks) // out.nbytes)
         return [
             partial(
@@ -241,7 +249,12 @@ class Dataset:
         """The shard that holds a sample."""
         return self._axis.shard_of(int(self._offsets[position]))
 
-    def _sample_id(self, position: int) -> str:
+    def length(self, position: int) -> int:
+        """Tokens of a sample."""
+        return int(self._lengths[position])
+
+    def sample_id(self, position: int) -> str:
+        """Name of a sample."""
         return str(self.index["sample_id"][position].as_py())
 
     def read_tokens(
@@ -262,7 +275,7 @@ class Dataset:
                     url=self.url,
                     array=name,
                     shard=self.shard_of(position),
-                    sample_id=self._sample_id(position),
+                    sample_id=self.sample_id(position),
                 )
         return ids, mask
 

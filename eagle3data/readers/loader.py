@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -16,23 +16,21 @@ import torch
 
 from eagle3data.readers.batch import Batch
 from eagle3data.readers.dataset import Dataset
+from eagle3data.readers.failures import Failures
+from eagle3data.readers.feeding import (
+    DEFAULT_PREFETCH_BYTES,
+    FeedMetrics,
+    batch_buffers,
+    read_ahead,
+)
+from eagle3data.readers.filling import Reading, Verify
 from eagle3data.readers.order import epoch_order
 from eagle3data.readers.packing import PACKING_VERSION, pack
 from eagle3data.schema.digest import json_digest, sequence_digest
-from eagle3data.schema.errors import CorruptionError, InputError, MismatchError, SpaceError
-from eagle3data.schema.manifest import StorageDtype
-from eagle3data.schema.statistics import layer_statistics, stored_faults
+from eagle3data.schema.errors import InputError, MismatchError
 from eagle3data.schema.target import target_differences
-from eagle3data.storage import layout
-from eagle3data.storage.ledger import record_failure
-
-logger = logging.getLogger(__name__)
 
 _STATE_VERSION = 1
-_TORCH_DTYPE = {StorageDtype.FLOAT16: torch.float16, StorageDtype.BFLOAT16: torch.bfloat16}
-
-Verify = Literal["states", "bytes", "none"]
-
 Where = Callable[[pa.Table], npt.NDArray[np.bool_]]
 
 
@@ -48,7 +46,7 @@ class StreamingLoader:
         rank: of this process.
         world_size: ranks that share the epoch.
         layers: canonical ids of what is read.
-        skipped: samples left out so far since their bytes are damaged (`on_error="skip"`).
+        metrics: how well the latest iteration feeds (`FeedMetrics`).
     """
 
     def __init__(
@@ -67,6 +65,10 @@ class StreamingLoader:
         target: str | None = None,
         revision: str | None = None,
         on_error: Literal["raise", "skip"] = "raise",
+        max_skipped: int | None = None,
+        ledger: str | Path | None = None,
+        threads: int | None = None,
+        prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
     ) -> None:
         """Select samples and plan the epoch; nothing heavy is read yet.
 
@@ -88,8 +90,13 @@ class StreamingLoader:
             target: folder or hub id of the model that is trained against: must be the one that
                 the states were taken from, tokenizer included.
             revision: its hub revision.
-            on_error: of a sample whose bytes are damaged: raise, or leave it out of its batch,
-                count it in `skipped` and add a row to the set's ledger.
+            on_error: of a sample whose bytes are damaged: raise, or leave it out of its batch, log
+                it and count it in `skipped`.
+            max_skipped: so many may be left out; the next one raises.
+            ledger: file to which a JSON line is appended for each of them.
+            threads: that read; by default as many as the data set's.
+            prefetch_bytes: memory for batches that are being filled or wait to be asked for; two
+                batches at least. What a consumer holds comes on top.
 
         Raises:
             InputError: nothing selected, a sample over the budget, or ranks that can't be.
@@ -101,8 +108,7 @@ class StreamingLoader:
         self._shuffle = shuffle
         if isinstance(verify, bool):
             verify = "bytes" if verify else "none"
-        self._verify = verify
-        if self._verify not in get_args(Verify):
+        if verify not in get_args(Verify):
             raise InputError(
                 f"verify is {verify!r}; expected one of {', '.join(get_args(Verify))}."
             )
@@ -110,14 +116,30 @@ class StreamingLoader:
             _require_target(dataset, target, revision)
         if on_error not in {"raise", "skip"}:
             raise InputError(f"on_error is {on_error!r}; expected 'raise' or 'skip'.")
-        self._on_error = on_error
-        self.skipped = 0
+        if prefetch_bytes < 0:
+            raise InputError(f"prefetch_bytes is {prefetch_bytes}; expected a number of bytes.")
+        self._failures = Failures(
+            dataset, skip=on_error == "skip", limit=max_skipped, ledger=ledger
+        )
+        self._threads = dataset.threads if threads is None else threads
+        if self._threads < 1:
+            raise InputError(f"threads is {threads!r}; expected a whole number from 1.")
+        self._prefetch_bytes = prefetch_bytes
         self.rank, self.world_size = _ranks(rank, world_size)
         self.layers = list(layers) if layers is not None else dataset.manifest.layers
+        missing = sorted(set(self.layers) - set(dataset.manifest.layers))
+        if missing:
+            raise InputError(f"{dataset.url} has layers {dataset.manifest.layers}, not {missing}.")
+        self._reading = Reading(
+            dataset=dataset, layers=self.layers, token_budget=token_budget, verify=verify
+        )
+        self._buffers = batch_buffers(self._reading)
+        self.metrics = FeedMetrics()
         self._selected = self._select(split, where)
         self._lengths = dataset.index["length"].to_numpy()
         self._epoch = 0
         self._consumed = 0
+        self._iteration = 0
         self._plan()
 
     def _select(self, split: str | None, where: Where | None) -> npt.NDArray[np.int64]:
@@ -154,106 +176,52 @@ class StreamingLoader:
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch; a change starts it from its beginning."""
         if epoch != self._epoch:
+            self._iteration += 1
             self._epoch = epoch
             self._consumed = 0
             self._plan()
 
     def __iter__(self) -> Iterator[Batch]:
-        """The rest of the epoch; afterwards the loader stands at the next one's beginning."""
-        while self._consumed < len(self._packs):
-            mine = self._consumed + self.rank
-            members = self._packs[mine] if mine < len(self._packs) else []
-            batch = self._read(members)
-            self._consumed = min(self._consumed + self.world_size, len(self._packs))
-            yield batch
-        self.set_epoch(self._epoch + 1)
-
-    def _read(self, members: Sequence[int]) -> Batch:
-        manifest = self._dataset.manifest
-        stored = np.uint16 if manifest.storage.dtype is StorageDtype.BFLOAT16 else np.float16
-        shape = (len(self.layers), self._budget, manifest.hidden_size)
-        states = np.empty(shape, dtype=stored)
-        ids = np.zeros(self._budget, dtype=np.int32)
-        mask = np.zeros(self._budget, dtype=np.uint8)
-        positions = np.zeros(self._budget, dtype=np.int32)
-        documents = np.full(self._budget, -1, dtype=np.int32)
-        bounds = [0]
-        read: list[int] = []
-        for position in members:
-            start, stop = bounds[-1], bounds[-1] + int(self._lengths[position])
-            try:
-                self._read_sample(
-                    position, states[:, start:stop], ids[start:stop], mask[start:stop]
-                )
-            except CorruptionError as error:
-                self._skip(position, error)
-                continue
-            positions[start:stop] = np.arange(stop - start)
-            documents[start:stop] = len(read)
-            bounds.append(stop)
-            read.append(position)
-        for rest in (ids, mask):
-            rest[bounds[-1] :] = 0
-        states[:, bounds[-1] :] = 0
-        tensor = torch.from_numpy(states).view(_TORCH_DTYPE[manifest.storage.dtype])
-        names = self._dataset.index["sample_id"]
-        return Batch(
-            hidden_states=tensor,
-            layers=self.layers,
-            input_ids=torch.from_numpy(ids),
-            loss_mask=torch.from_numpy(mask),
-            position_ids=torch.from_numpy(positions),
-            document_ids=torch.from_numpy(documents),
-            cu_seqlens=torch.tensor(bounds, dtype=torch.int32),
-            sample_ids=[str(names[position].as_py()) for position in read],
-        )
-
-    def _read_sample(
-        self,
-        position: int,
-        states: npt.NDArray[Any],
-        ids: npt.NDArray[np.int32],
-        mask: npt.NDArray[np.uint8],
-    ) -> None:
-        verify = self._verify != "none"
-        self._dataset.read_into(position, states, self.layers, verify=verify)
-        stored_ids, stored_mask = self._dataset.read_tokens(position, verify=verify)
-        ids[:], mask[:] = stored_ids, stored_mask
-        if self._verify == "states":
-            for layer, rows in zip(self.layers, states, strict=True):
-                self._require_stated(position, layer, rows)
-
-    def _require_stated(self, position: int, layer: int, rows: npt.NDArray[Any]) -> None:
-        stated = self._dataset.stated_statistics(position, layer)
-        for kind, detail in stored_faults(layer_statistics(rows), stated, len(rows)):
-            raise CorruptionError(
-                kind,
-                detail,
-                url=self._dataset.url,
-                array=layout.states_array(layer),
-                shard=self._dataset.shard_of(position),
-                sample_id=str(self._dataset.index["sample_id"][position].as_py()),
-            )
-
-    def _skip(self, position: int, error: CorruptionError) -> None:
-        """Go on without a sample, never silently.
+        """The rest of the epoch; afterwards the loader stands at the next one's beginning.
 
         Raises:
-            CorruptionError: `on_error` is `raise`.
+            CorruptionError: of a damaged sample, as `on_error` and `max_skipped` say.
+            InputError: the position was changed, or another iteration begun, since this one began.
         """
-        if self._on_error == "raise":
-            raise error
-        self.skipped += 1
-        try:
-            record_failure(
-                self._dataset.root,
-                shard=self._dataset.shard_of(position),
-                sample_id=str(self._dataset.index["sample_id"][position].as_py()),
-                kind=error.kind,
-                reason=str(error),
-            )
-        except (InputError, SpaceError) as unwritable:
-            logger.warning("skipped, and not in the ledger (%s): %s", unwritable, error)
+        self._iteration += 1
+        mine, start, count = self._iteration, self._consumed, len(self._packs)
+        places = range(start + self.rank, start + self.rank + self._steps(start), self.world_size)
+        packs = (self._packs[place] if place < count else [] for place in places)
+        self.metrics = FeedMetrics()
+        batches = read_ahead(
+            packs,
+            self._reading,
+            threads=self._threads,
+            prefetch_bytes=self._prefetch_bytes,
+            metrics=self.metrics,
+            skip=self._failures.add,
+            buffers=self._buffers,
+        )
+        for batch in batches:
+            if mine != self._iteration:
+                raise InputError(
+                    "the loader's position was changed, or another iteration of it begun, while "
+                    "this one ran: iterate it once at a time, and start anew after a change."
+                )
+            self._consumed = min(self._consumed + self.world_size, count)
+            yield batch
+            del batch
+        if mine == self._iteration:
+            self.set_epoch(self._epoch + 1)
+
+    def _steps(self, start: int) -> int:
+        """Packs from `start` on, up to a whole number of steps of all ranks."""
+        return -(-(len(self._packs) - start) // self.world_size) * self.world_size
+
+    @property
+    def skipped(self) -> int:
+        """Samples left out so far since their bytes are damaged (`on_error="skip"`)."""
+        return self._failures.skipped
 
     @cached_property
     def _fingerprint(self) -> dict[str, str | int]:
@@ -304,6 +272,7 @@ class StreamingLoader:
                 f"the loader's state belongs to another stream: {'; '.join(differing)}. Restore it "
                 "with the same data set and settings, or start without it."
             )
+        self._iteration += 1
         self._epoch = int(state["epoch"])
         self._plan()
         if not 0 <= int(state["consumed"]) <= len(self._packs):

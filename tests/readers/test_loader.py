@@ -19,8 +19,6 @@ from eagle3data.readers.order import epoch_order
 from eagle3data.readers.packing import pack
 from eagle3data.schema.errors import CorruptionError, InputError, MismatchError
 from eagle3data.schema.manifest import Manifest
-from eagle3data.storage.ledger import read_ledger
-from eagle3data.storage.root import Root
 from tests.support import random_sample, random_samples, small_manifest, write_set
 
 MANIFEST = small_manifest(shard_tokens=256)
@@ -213,7 +211,8 @@ def test_a_damaged_sample_stops_or_is_left_out_with_a_row(tmp_path: Path) -> Non
     settings: dict[str, Any] = {"token_budget": 100, "rank": 0, "world_size": 1}
     with pytest.raises(CorruptionError, match=victim):
         list(StreamingLoader(open_dataset(url), **settings))
-    loader = StreamingLoader(open_dataset(url), on_error="skip", **settings)
+    run = tmp_path / "run" / "skipped.jsonl"
+    loader = StreamingLoader(open_dataset(url), on_error="skip", ledger=run, **settings)
     batches = list(loader)
     names = [name for batch in batches for name in batch.sample_ids]
     assert sorted(names) == sorted({sample.sample_id for sample in samples} - {victim})
@@ -228,8 +227,11 @@ def test_a_damaged_sample_stops_or_is_left_out_with_a_row(tmp_path: Path) -> Non
         assert not batch.hidden_states[:, batch.document_ids < 0].any()
         assert not batch.loss_mask[batch.document_ids < 0].any()
     assert loader.skipped == 1
-    ledger = read_ledger(Root(url))
-    assert [(row["sample_id"], row["kind"]) for row in ledger] == [(victim, "chunk_corrupt")]
+    (row,) = map(json.loads, run.read_text().splitlines())
+    assert (row["sample_id"], row["kind"], row["data_set"]) == (victim, "chunk_corrupt", url)
+    strict = StreamingLoader(open_dataset(url), on_error="skip", max_skipped=0, **settings)
+    with pytest.raises(CorruptionError, match=victim):
+        list(strict)
 
 
 def test_settings_that_mean_nothing_are_refused(dataset: Dataset, tmp_path: Path) -> None:
@@ -240,6 +242,16 @@ def test_settings_that_mean_nothing_are_refused(dataset: Dataset, tmp_path: Path
         StreamingLoader(dataset, token_budget=BUDGET, verify=cast("Any", "checksums"))
     with pytest.raises(InputError, match="threads"):
         open_dataset(dataset.url, threads=0)
+    with pytest.raises(InputError, match="threads"):
+        StreamingLoader(dataset, token_budget=BUDGET, threads=0)
+    with pytest.raises(InputError, match="prefetch_bytes"):
+        StreamingLoader(dataset, token_budget=BUDGET, prefetch_bytes=-1)
+    with pytest.raises(InputError, match="max_skipped"):
+        StreamingLoader(dataset, token_budget=BUDGET, max_skipped=-1)
+    with pytest.raises(InputError, match=r"not \[3\]"):
+        StreamingLoader(dataset, token_budget=BUDGET, layers=[3])
+    with pytest.raises(InputError, match="ledger"):
+        StreamingLoader(dataset, token_budget=BUDGET, ledger=tmp_path)
     with pytest.raises(InputError, match="queue_bytes"):
         DatasetWriter.create(str(tmp_path / "set"), MANIFEST, queue_bytes=-1)
 

@@ -1,0 +1,133 @@
+"""Reading ahead: the batches that come next are filled while the one before is used."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from eagle3data.readers.batch import Batch
+from eagle3data.readers.filling import Filling, Reading
+from eagle3data.readers.host_buffers import HostBuffers
+from eagle3data.schema.errors import CorruptionError
+from eagle3data.schema.manifest import StorageDtype
+
+DEFAULT_PREFETCH_BYTES = 2 << 30
+_LEAST_AHEAD = 2
+"""Batches on their way, whatever their size: one that is waited for, and the one after it."""
+
+
+@dataclass(kw_only=True)
+class FeedMetrics:
+    """How well a loader feeds, since its epoch began; a moment's copy is `dataclasses.replace`.
+
+    Attributes:
+        batches: handed over.
+        tokens: of their samples.
+        bytes: of their samples' states.
+        seconds: since the first batch was asked for.
+        waited: of those, seconds that the consumer waited here.
+        ready: batches that were filled and not asked for yet when one was last asked for.
+    """
+
+    batches: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+    ready: int = 0
+    _began: float | None = field(default=None, repr=False)
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the time that the consumer waited for data."""
+        return self.waited / self.seconds if self.seconds else 0.0
+
+    @property
+    def gigabytes_per_second(self) -> float:
+        """States delivered, in 1e9 bytes a second of the epoch so far."""
+        return self.bytes / self.seconds / 1e9 if self.seconds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens delivered a second of the epoch so far."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.gigabytes_per_second:.2f} GB/s, {self.tokens_per_second:,.0f} tokens/s, "
+            f"{self.wait_share:.1%} waiting, {self.ready} batches ready"
+        )
+
+    def begin(self) -> float:
+        """Note that a batch is asked for; the time."""
+        now = time.perf_counter()
+        if self._began is None:
+            self._began = now
+        return now
+
+    def add(self, batch: Batch, asked: float, ready: int) -> None:
+        """Note that it is handed over."""
+        now = time.perf_counter()
+        self.batches += 1
+        self.tokens += batch.tokens
+        self.bytes += batch.tokens * batch.hidden_states[:, 0].nbytes
+        self.waited += now - asked
+        self.seconds = now - (self._began or asked)
+        self.ready = ready
+
+
+def read_ahead(
+    packs: Iterable[Sequence[int]],
+    reading: Reading,
+    *,
+    threads: int,
+    prefetch_bytes: int,
+    metrics: FeedMetrics,
+    skip: Callable[[int, CorruptionError], None],
+    buffers: HostBuffers,
+) -> Iterator[Batch]:
+    """Batches of packs, in order; those that come next are being filled meanwhile.
+
+    However it ends, also by an error or when nobody asks any more, no thread is left, and none
+    writes into a buffer.
+
+    Args:
+        packs: positions of each batch's samples.
+        reading: how they are read.
+        threads: that read.
+        prefetch_bytes: of batches that are being filled or wait for the consumer; two at least.
+        metrics: kept up to date.
+        skip: as in `Filling.batch`.
+        buffers: of a batch's states.
+    """
+    ahead = max(_LEAST_AHEAD, prefetch_bytes // buffers.nbytes)
+    rest = iter(packs)
+    queue: deque[Filling] = deque()
+    with ThreadPoolExecutor(threads, "eagle3data-load") as pool:
+        try:
+            while True:
+                asked = metrics.begin()
+                while len(queue) < ahead and (members := next(rest, None)) is not None:
+                    queue.append(Filling(reading, members, buffers.take(), pool))
+                if not queue:
+                    return
+                ready = sum(filling.is_done for filling in queue)
+                batch = queue.popleft().batch(skip)
+                metrics.add(batch, asked, ready)
+                yield batch
+                del batch
+        finally:
+            for filling in queue:
+                filling.drop()
+
+
+def batch_buffers(reading: Reading) -> HostBuffers:
+    """Buffers for the states of one loader's batches."""
+    manifest = reading.dataset.manifest
+    bits = np.uint16 if manifest.storage.dtype is StorageDtype.BFLOAT16 else np.float16
+    return HostBuffers((len(reading.layers), reading.token_budget, manifest.hidden_size), bits)

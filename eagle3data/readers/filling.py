@@ -1,0 +1,192 @@
+"""One batch on its way: samples read by threads straight into a batch buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from eagle3data.readers.batch import Batch
+from eagle3data.readers.dataset import Dataset
+from eagle3data.schema.errors import CorruptionError
+from eagle3data.schema.manifest import StorageDtype
+from eagle3data.schema.statistics import layer_statistics, stored_faults
+from eagle3data.storage import layout
+
+Verify = Literal["states", "bytes", "none"]
+
+_TORCH_DTYPE = {StorageDtype.FLOAT16: torch.float16, StorageDtype.BFLOAT16: torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What every batch of a loader is read by.
+
+    Attributes:
+        dataset: the data set.
+        layers: canonical ids, in the order of a batch's first dimension.
+        token_budget: T, rows of a batch.
+        verify: how closely every sample is checked.
+    """
+
+    dataset: Dataset
+    layers: Sequence[int]
+    token_budget: int
+    verify: Verify
+
+    def states(self, layer: int, position: int, out: npt.NDArray[Any]) -> None:
+        """Read one layer of a sample into `[T, H]`, in the calling thread.
+
+        Raises:
+            CorruptionError: damaged bytes, or states that are not those of the index.
+        """
+        array = layout.states_array(layer)
+        self.dataset.read_here(array, position, out, verify=self.verify != "none")
+        if self.verify != "states":
+            return
+        stated = self.dataset.stated_statistics(position, layer)
+        for kind, detail in stored_faults(layer_statistics(out), stated, len(out)):
+            raise CorruptionError(
+                kind,
+                detail,
+                url=self.dataset.url,
+                array=array,
+                shard=self.dataset.shard_of(position),
+                sample_id=self.dataset.sample_id(position),
+            )
+
+    def tokens(
+        self, position: int, ids: npt.NDArray[np.int32], mask: npt.NDArray[np.uint8]
+    ) -> None:
+        """Read ids and mask of a sample into `[T]` each.
+
+        Raises:
+            CorruptionError: damage, or not those of the index.
+        """
+        ids[:], mask[:] = self.dataset.read_tokens(position, verify=self.verify != "none")
+
+
+class Filling:
+    """A batch that threads are filling.
+
+    Attributes:
+        tokens: of its samples.
+    """
+
+    def __init__(
+        self,
+        reading: Reading,
+        members: Sequence[int],
+        states: npt.NDArray[Any],
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        """Begin.
+
+        Args:
+            reading: how.
+            members: positions of the samples, in the order in which they lie in the batch.
+            states: `[L, T, H]` to fill; what it holds is overwritten everywhere.
+            pool: the threads.
+        """
+        self._reading, self._members, self._states = reading, members, states
+        budget = reading.token_budget
+        self._ids = np.zeros(budget, dtype=np.int32)
+        self._mask = np.zeros(budget, dtype=np.uint8)
+        lengths = [reading.dataset.length(position) for position in members]
+        self._bounds: list[int] = [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
+        self.tokens = self._bounds[-1]
+        self._work = [
+            [pool.submit(work) for work in self._reads(at, position)]
+            for at, position in enumerate(members)
+        ]
+        self._rest = pool.submit(states[:, self.tokens :].fill, 0)
+
+    def _reads(self, at: int, position: int) -> list[Callable[[], None]]:
+        rows = slice(self._bounds[at], self._bounds[at + 1])
+        reads = [
+            partial(self._reading.states, layer, position, states[rows])
+            for layer, states in zip(self._reading.layers, self._states, strict=True)
+        ]
+        return [*reads, partial(self._reading.tokens, position, self._ids[rows], self._mask[rows])]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `batch` would not wait."""
+        return all(future.done() for future in self._all())
+
+    def batch(self, skip: Callable[[int, CorruptionError], None]) -> Batch:
+        """Wait, and put it together.
+
+        Args:
+            skip: called with a damaged sample's position and its error; the batch is made without
+                the sample unless this raises.
+
+        Raises:
+            Exception: whatever a thread met.
+        """
+        self._rest.result()
+        kept: list[int] = []
+        for at, futures in enumerate(self._work):
+            wait(futures)
+            failed = next((error for one in futures if (error := one.exception())), None)
+            if failed is None:
+                kept.append(at)
+            elif isinstance(failed, CorruptionError):
+                skip(self._members[at], failed)
+            else:
+                raise failed
+        if len(kept) < len(self._members):
+            self._close_up(kept)
+        return self._assembled()
+
+    def drop(self) -> None:
+        """Nobody wants it any more: what has not begun is not done; what has is waited for."""
+        for future in self._all():
+            future.cancel()
+        wait(list(self._all()))
+
+    def _all(self) -> list[Future[None]]:
+        return [*(future for futures in self._work for future in futures), self._rest]
+
+    def _close_up(self, kept: Sequence[int]) -> None:
+        """Move the samples that are whole together, and zero what is left over."""
+        bounds = [0]
+        for at in kept:
+            old = slice(self._bounds[at], self._bounds[at + 1])
+            new = slice(bounds[-1], bounds[-1] + old.stop - old.start)
+            if new != old:
+                for rows in (*self._states, self._ids, self._mask):
+                    rows[new] = rows[old].copy()
+            bounds.append(new.stop)
+        for rows in (*self._states, self._ids, self._mask):
+            rows[bounds[-1] : self.tokens] = 0
+        self._members = [self._members[at] for at in kept]
+        self._bounds, self.tokens = bounds, bounds[-1]
+
+    def _assembled(self) -> Batch:
+        budget = self._reading.token_budget
+        positions = np.zeros(budget, dtype=np.int32)
+        documents = np.full(budget, -1, dtype=np.int32)
+        for at in range(len(self._members)):
+            rows = slice(self._bounds[at], self._bounds[at + 1])
+            positions[rows] = np.arange(rows.stop - rows.start)
+            documents[rows] = at
+        dataset = self._reading.dataset
+        return Batch(
+            hidden_states=torch.from_numpy(self._states).view(
+                _TORCH_DTYPE[dataset.manifest.storage.dtype]
+            ),
+            layers=list(self._reading.layers),
+            input_ids=torch.from_numpy(self._ids),
+            loss_mask=torch.from_numpy(self._mask),
+            position_ids=torch.from_numpy(positions),
+            document_ids=torch.from_numpy(documents),
+            cu_seqlens=torch.tensor(self._bounds, dtype=torch.int32),
+            sample_ids=[dataset.sample_id(position) for position in self._members],
+        )
