@@ -76,7 +76,7 @@ class _Streams:
 
     def _add_list(self, path: str, array: Any, *, items: bool) -> None:
         offsets = array.offsets.to_numpy()
-        self._update(path, np.diff(offsets))
+        self._update(path, offsets[1:] - offsets[:-1])
         if not items:
             return
         first, count = int(offsets[0]), int(offsets[-1] - offsets[0])
@@ -91,7 +91,7 @@ class _Streams:
         offsets: npt.NDArray[np.int32] = np.frombuffer(
             offsets_buffer, "<i4", len(array) + 1, 4 * array.offset
         )
-        self._update(path, np.diff(offsets))
+        self._update(path, offsets[1:] - offsets[:-1])
         if data is not None:
             self._update(f"{path} bytes", memoryview(data)[offsets[0] : offsets[-1]])
 

@@ -41,7 +41,9 @@ class Rows:
 
     def __init__(self, table: pa.Table, manifest: Manifest) -> None:
         self.manifest = manifest
-        self.table = table.sort_by("token_offset").combine_chunks()
+        offsets = table["token_offset"].to_numpy()
+        in_order = bool(np.all(offsets[1:] >= offsets[:-1]))
+        self.table = (table if in_order else table.sort_by("token_offset")).combine_chunks()
         self.sample_ids = [str(name) for name in self.table["sample_id"].to_pylist()]
         self.offsets: npt.NDArray[np.int64] = self.table["token_offset"].to_numpy()
         self.lengths: npt.NDArray[np.int64] = self.table["length"].to_numpy().astype(np.int64)

@@ -18,12 +18,13 @@ import numpy as np
 from eagle3data.readers.dataset import Dataset
 from eagle3data.schema.errors import CorruptionError
 from eagle3data.schema.index import list_values
-from eagle3data.schema.statistics import LayerStatistics, layer_statistics
+from eagle3data.schema.statistics import layer_statistics
 from eagle3data.storage import layout
 from eagle3data.storage.arrays import chunk_codec
 from eagle3data.storage.shard_decoder import ShardDecoder
 from eagle3data.storage.shard_encoder import chunks_crc32c
 from eagle3data.validation.findings import REPAIR, Finding
+from eagle3data.validation.magnitudes import magnitude_faults, stated_statistics
 
 _PIECE_BYTES = 8 << 20
 """Verified at a time while the next such piece is on its way from the disk."""
@@ -213,8 +214,8 @@ class ObjectCheck:
         if not self._read(position, states):
             return
         self.found.measured.add(position)
-        stated = _stated(self.dataset, position, layer)
-        for kind, detail in _faults(layer_statistics(states), stated, length):
+        stated = stated_statistics(self.dataset, position, layer)
+        for kind, detail in magnitude_faults(layer_statistics(states), stated, length):
             self._add(position, kind, detail)
 
     def _read(self, position: int, out: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> bool:
@@ -251,31 +252,3 @@ def _said(error: CorruptionError) -> str:
     """The error without what the finding says of the place; a chunk it doesn't."""
     message = f"{error.args[0]}".rstrip(".")
     return f"{message}." if error.chunk is None else f"{message}, in chunk {error.chunk}."
-
-
-def _stated(dataset: Dataset, position: int, layer: int) -> LayerStatistics | None:
-    """What the index says of the layer; None where its lists are not one value a layer."""
-    layers = dataset.manifest.layers
-    values = {}
-    for name in LayerStatistics.__dataclass_fields__:
-        row = dataset.index[name][position].as_py()
-        if len(row) != len(layers):
-            return None
-        values[name] = row[layers.index(layer)]
-    return LayerStatistics(**values)
-
-
-def _faults(
-    found: LayerStatistics, stated: LayerStatistics | None, rows: int
-) -> Iterator[tuple[str, str]]:
-    if found.n_nan:
-        yield "nonfinite", f"{found.n_nan} NaN values are stored."
-    if found.n_inf:
-        yield "saturated", f"{found.n_inf} infinite values are stored."
-    if found.n_zero_rows:
-        yield "all_zero", f"{found.n_zero_rows} of {rows} rows are all zero; a real state never is."
-    if found.n_nan or found.n_inf or found.n_zero_rows or stated is None:
-        return
-    difference = found.difference(stated)
-    if difference is not None:
-        yield "object_changed", difference

@@ -23,7 +23,8 @@ from eagle3data.validation import damaged_index, leftovers
 from eagle3data.validation.condemned import judge
 from eagle3data.validation.findings import Finding, Report
 from eagle3data.validation.repair_actions import Action, Proposal, perform
-from eagle3data.validation.validate import Stage, validate
+from eagle3data.validation.stage import Stage
+from eagle3data.validation.validate import validate
 
 Tell = Callable[[Sequence[Action]], None]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +26,10 @@ from eagle3data.validation.hidden import keys_by_shard, visible_rows
 from eagle3data.validation.index_rows import check_rows
 from eagle3data.validation.part_facts import stated_objects
 from eagle3data.validation.plan_rows import check_plan
+from eagle3data.validation.stage import Stage, silent
+
+_READ_AHEAD = 256
+"""Parts that are read before they are needed."""
 
 _REGATHER = "Run `eagle3data repair URL`; it makes index/all.arrow anew from the parts."
 
@@ -38,7 +44,7 @@ class Structure:
         visible: their rows that no tombstone hides.
         objects: by shard, what its part says of each of its objects (`bytes`, `crc32c`), by path.
         findings: in the order found.
-        bytes_read: of index parts and plan.
+        bytes_read: of index parts.
     """
 
     manifest: Manifest
@@ -59,8 +65,16 @@ class Structure:
         return sum(table.num_rows for table in self.parts.values()) - self.rows.num_rows
 
 
-def check_structure(root: Root, model: str | None, revision: str | None) -> Structure:
+def check_structure(
+    root: Root, model: str | None, revision: str | None, stage: Stage = silent
+) -> Structure:
     """Check everything that needs no state to be read.
+
+    Args:
+        root: of the data set.
+        model: folder or hub id of the target, to be compared with the manifest's.
+        revision: hub revision of the model.
+        stage: shows progress.
 
     Raises:
         InputError: no data set there, or no such model.
@@ -70,8 +84,13 @@ def check_structure(root: Root, model: str | None, revision: str | None) -> Stru
     found.findings += _manifest(found.manifest)
     if model is not None:
         found.findings += _model(found.manifest, model, revision)
-    for shard in layout.committed_shards(root):
-        _read_part(root, shard, found)
+    shards = layout.committed_shards(root)
+    index = root.sizes("index")
+    found.bytes_read = sum(index.get(layout.index_part(shard), 0) for shard in shards)
+    with stage("reading the index", len(shards), "parts") as advance:
+        for shard, part in _parts(root, shards):
+            _take_part(shard, part, found)
+            advance(1)
     tombstones = list_tombstones(root)
     keys = keys_by_shard(tombstones)
     found.visible = {
@@ -137,18 +156,36 @@ def _model(manifest: Manifest, model: str, revision: str | None) -> Iterator[Fin
             )
 
 
-def _read_part(root: Root, shard: int, found: Structure) -> None:
+_Part = tuple[pa.Table, dict[str, Any]]
+
+
+def _parts(root: Root, shards: Sequence[int]) -> Iterator[tuple[int, _Part | Exception]]:
+    """Every index part, a few read ahead; what keeps one from being read instead of it."""
+    with ThreadPoolExecutor(1 if root.is_local else root.threads, "eagle3data-index") as pool:
+        for first in range(0, len(shards), _READ_AHEAD):
+            some = shards[first : first + _READ_AHEAD]
+            yield from zip(some, pool.map(partial(_part, root), some), strict=True)
+
+
+def _part(root: Root, shard: int) -> _Part | Exception:
     name = layout.index_part(shard)
     try:
         table, facts = layout.read_table(root, name)
         check_schema(table.schema, INDEX_SCHEMA, name)
     except (CorruptionError, InputError) as error:
+        return error
+    if not table.schema.equals(INDEX_SCHEMA):
+        table = table.select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
+    return table, facts
+
+
+def _take_part(shard: int, part: _Part | Exception, found: Structure) -> None:
+    if isinstance(part, Exception):
         found.findings.append(
-            Finding(kind="index_corrupt", detail=str(error), shard=shard, advice=REPAIR)
+            Finding(kind="index_corrupt", detail=str(part), shard=shard, advice=REPAIR)
         )
         return
-    table = table.select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
-    found.bytes_read += table.nbytes
+    table, facts = part
     found.parts[shard] = table
     found.objects[shard] = stated_objects(facts)
     if facts.get("rows") != rows_digest(table):
@@ -156,7 +193,8 @@ def _read_part(root: Root, shard: int, found: Structure) -> None:
             Finding(
                 kind="index_changed",
                 shard=shard,
-                detail=f"the rows of {name} are not those it was committed with.",
+                detail=f"the rows of {layout.index_part(shard)} are not those it was committed "
+                "with.",
                 expected=f"digest {facts.get('rows')}",
                 advice=REPAIR,
             )
@@ -180,14 +218,16 @@ def _wrong_shards(found: Structure) -> Iterator[Finding]:
 
 
 def _objects(root: Root, found: Structure) -> Iterator[Finding]:
+    arrays = layout.array_names(found.manifest)
+    sizes = {name: size for array in arrays for name, size in root.sizes(f"{array}/c").items()}
     for shard, table in found.visible.items():
         if found.parts[shard].num_rows and not table.num_rows:
             continue  # nobody needs the objects of a shard that is hidden as a whole
         samples = _named(_sample_ids(table))
-        for array in layout.array_names(found.manifest):
+        for array in arrays:
             path = layout.shard_object(array, shard)
             entry = found.objects[shard].get(path)
-            size = root.size(path)
+            size = sizes.get(path)
             kind, detail = "", ""
             if size is None:
                 kind, detail = "object_missing", f"{path} is not there; it holds {samples}."
@@ -241,7 +281,9 @@ def _gathered_index(root: Root, found: Structure) -> set[int]:
     parts = [found.parts[shard] for shard in sorted(held & set(found.parts))]
     own = pa.concat_tables([INDEX_SCHEMA.empty_table(), *parts])
     gathered = pa.concat_tables([piece.rows for piece in pieces])
-    if held <= set(found.parts) and rows_digest(own) != rows_digest(gathered):
+    # Rows that hold a NaN equal nothing, though their digests can be equal.
+    same = own.equals(gathered) or rows_digest(own) == rows_digest(gathered)
+    if held <= set(found.parts) and not same:
         found.findings.append(
             Finding(
                 kind="index_changed",

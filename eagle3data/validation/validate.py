@@ -18,12 +18,10 @@ from eagle3data.validation.findings import Checked, Finding, Level, Report
 from eagle3data.validation.overview import overview_of
 from eagle3data.validation.progress_file import ProgressFile, open_progress
 from eagle3data.validation.significance import FALSE_ALARM
+from eagle3data.validation.stage import Stage, silent, whole_units
 from eagle3data.validation.structure import Structure, check_structure
 
 _MEGABYTE = 1_000_000
-
-Stage = Callable[[str, int, str], AbstractContextManager[Callable[[int], None]]]
-"""`(description, total, unit)` to a context that yields a function to call with work done."""
 
 
 def validate(
@@ -58,9 +56,9 @@ def validate(
     if level not in set(Level):
         raise InputError(f"level is {level!r}; expected one of {', '.join(Level)}.")
     report = Report(url=url, level=Level(level))
-    stage = stage or _silent
+    stage = stage or silent
     root = Root(url)
-    structure = check_structure(root, model, revision)
+    structure = check_structure(root, model, revision, stage)
     report.add(structure.findings)
     report.hidden = structure.hidden
     rows = structure.rows
@@ -129,25 +127,11 @@ def _contents(
         resume.open() as record,
         stage("reading every byte", -(-total // _MEGABYTE), "MB") as advance,
     ):
-        whole = _whole_units(advance, _MEGABYTE)
+        whole = whole_units(advance, _MEGABYTE)
         contents = check_contents(dataset, structure.objects, whole, record)
     report.add(contents.findings)
     report.checked.bytes += contents.bytes_read
     report.confidence += _contents_notes(contents, len(dataset), record)
-
-
-def _whole_units(advance: Callable[[int], None], unit: int) -> Callable[[int], None]:
-    """Count in ones what is shown in units, begun ones counted."""
-    done = shown = 0
-
-    def count(n: int) -> None:
-        nonlocal done, shown
-        done += n
-        now = -(-done // unit)
-        advance(now - shown)
-        shown = now
-
-    return count
 
 
 def _contents_notes(contents: Contents, samples: int, record: ProgressFile | None) -> Iterator[str]:
@@ -201,7 +185,3 @@ def _levels_note(report: Report) -> None:
     }
     if report.level in unread:
         report.confidence.append(unread[report.level])
-
-
-def _silent(_: str, __: int, ___: str) -> AbstractContextManager[Callable[[int], None]]:
-    return nullcontext(lambda _: None)

@@ -37,6 +37,17 @@ def test_create_read_list_delete(root: Root) -> None:
         root.read("a/b")
 
 
+def test_sizes_of_all_below(root: Root) -> None:
+    assert root.sizes("a") == {}
+    root.create("a/b/0", [b"one"])
+    root.create("a/c", [b"three"])
+    root.create("b/d", [b""])
+    assert root.sizes("a") == {"a/b/0": 3, "a/c": 5}
+    root.create("a/e/f/g", [b"x"])
+    root.delete("a/c")
+    assert root.sizes("a") == {"a/b/0": 3, "a/e/f/g": 1}
+
+
 def test_ranges(root: Root) -> None:
     root.create("x", [b"onetwo"])
     found = root.open("x")

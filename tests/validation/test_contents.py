@@ -70,7 +70,7 @@ def shards(folder: Path) -> set[int]:
     return {int(file.stem) for file in (folder / "index").glob("*[0-9].arrow")}
 
 
-def killed(folder: Path, file: Path) -> None:
+def killed(folder: Path | str, file: Path) -> None:
     """A check that kills itself, as the kernel would, once it has noted some shards."""
     program = f"""
 import os, signal
@@ -212,6 +212,26 @@ def test_a_full_disk_does_not_end_the_check(
     report = validate(str(folder), "full", resume=tmp_path / "progress.jsonl")
     assert report.ok
     assert any("No space left" in sentence for sentence in report.confidence)
+
+
+def test_a_set_in_a_bucket(bucket: str, tmp_path: Path, read_shards: set[int]) -> None:
+    """There an object's identity is its ETag, and its size comes from a listing."""
+    pytest.importorskip("s3fs")
+    manifest = small_manifest()
+    samples = random_samples(8, manifest)
+    for sample in samples:
+        sample.loss_mask[0] = 1
+    url = write_set(f"{bucket}/{tmp_path.name}", samples, manifest)
+    assert validate(url, "full").ok
+    file = tmp_path / "progress.jsonl"
+    killed(url, file)
+    read_shards.clear()
+    report = validate(url, "full", resume=file)
+    assert report.ok
+    assert any(f"{KILLED_AFTER} shards" in sentence for sentence in report.confidence)
+    root = Root(url)
+    root.replace("hidden_states/6/c/0/0", root.read("hidden_states/6/c/0/0")[:-5])
+    assert {finding.kind for finding in validate(url, "quick").errors} == {"object_truncated"}
 
 
 def test_progress_counts_every_byte(folder: Path) -> None:
