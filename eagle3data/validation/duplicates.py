@@ -8,8 +8,11 @@ are equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +31,16 @@ class Repeated:
         rows: first and past-the-last place of such rows.
         count: how many they are.
         other: the sample that holds most of the equal rows; itself where they are its own.
+        outvoted: most of the rows are held by more samples of another context, which agree.
+        shift: how many places on lies the token of its own whose state most rows hold, if one.
     """
 
     sample: int
     rows: tuple[int, int]
     count: int
     other: int
+    outvoted: bool
+    shift: int | None
 
 
 def context_digests(sequences: Sequences) -> Words:
@@ -69,26 +76,23 @@ def repeated_rows(
     order = order[np.argsort(states[order], kind="stable")]
     edges = np.flatnonzero(np.diff(states[order])) + 1
     sample_of, ids = sequences.sample_of.numpy(), sequences.ids.numpy()
-    partner: dict[int, int] = {}
+    found: dict[int, list[_Equal]] = {}
     for rows in np.split(order, edges):
         if len(rows) > 1 and len(np.unique(contexts[rows])) > 1:
-            partner.update(_unexplained(rows, contexts, sample_of, ids))
-    by_sample: dict[int, list[int]] = {}
-    for row in sorted(partner):
-        by_sample.setdefault(int(sample_of[row]), []).append(row)
-    found = []
-    for sample, rows_of_it in by_sample.items():
-        others = [int(sample_of[partner[row]]) for row in rows_of_it]
-        first = sequences.bounds[sample]
-        found.append(
-            Repeated(
-                sample=sample,
-                rows=(rows_of_it[0] - first, rows_of_it[-1] + 1 - first),
-                count=len(rows_of_it),
-                other=max(sorted(set(others)), key=others.count),
-            )
-        )
-    return found
+            for equal in _unexplained(rows, contexts, sample_of, ids):
+                found.setdefault(int(sample_of[equal.row]), []).append(equal)
+    return [
+        _gathered(sample, sorted(equal, key=lambda one: one.row), sequences, contexts)
+        for sample, equal in sorted(found.items())
+    ]
+
+
+class _Equal(NamedTuple):
+    """A row, one of another context that it is equal to, and whether most hold the latter."""
+
+    row: int
+    other: int
+    outvoted: bool
 
 
 def _unexplained(
@@ -96,8 +100,8 @@ def _unexplained(
     contexts: Words,
     sample_of: npt.NDArray[np.int64],
     ids: npt.NDArray[np.int64],
-) -> Iterator[tuple[int, int]]:
-    """Each of some rows with one state, and one of another context that it should differ from.
+) -> Iterator[_Equal]:
+    """Each of some rows with one state that another one of another context should not have.
 
     Where most of them have one context, it is the others that hold what they should not.
     """
@@ -110,8 +114,31 @@ def _unexplained(
         other = contexts[rows] != contexts[row]
         # In a run of one token the states of later rows may converge to one.
         other &= (sample_of[rows] != sample_of[row]) | (ids[rows] != ids[row])
+        if right is not None:
+            other &= contexts[rows] == right
         if other.any():
-            yield int(row), int(rows[other][0])
+            yield _Equal(int(row), int(rows[other][0]), right is not None)
+
+
+def _gathered(
+    sample: int, equal: Sequence[_Equal], sequences: Sequences, contexts: Words
+) -> Repeated:
+    first, stop = sequences.bounds[sample], sequences.bounds[sample + 1]
+    sample_of = sequences.sample_of
+    others = Counter(int(sample_of[one.other]) for one in equal)
+    shifts: Counter[int] = Counter()
+    for one in equal:
+        own = np.flatnonzero(contexts[first:stop] == contexts[one.other])
+        shifts.update((own + first - one.row).tolist())
+    shift, votes = max(shifts.items(), key=itemgetter(1), default=(0, 0))
+    return Repeated(
+        sample=sample,
+        rows=(equal[0].row - first, equal[-1].row + 1 - first),
+        count=len(equal),
+        other=others.most_common(1)[0][0],
+        outvoted=2 * sum(one.outvoted for one in equal) > len(equal),
+        shift=shift if 2 * votes > len(equal) else None,
+    )
 
 
 def token_only_share(sequences: Sequences, states: Words) -> tuple[float, int]:

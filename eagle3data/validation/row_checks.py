@@ -34,6 +34,8 @@ MOST_AT_THE_TOP = 8
 OTHER_ROUNDING = 0.05
 EMBEDDINGS = 0.5
 _FEWEST_TOKENS = 16
+NAMING = ("shifted", "swapped_samples")
+"""Kinds that say what happened to a sample, which makes the others superfluous."""
 AGAIN = "Extract again."
 
 
@@ -110,7 +112,10 @@ class RowChecks:
         of_samples = {(finding.sample_id, finding.layer) for finding in known if finding.sample_id}
         grouped: dict[tuple[str, int | None], list[tuple[int, Seen]]] = {}
         for layer, all_seen in self._seen.items():
+            named = {seen.sample for seen in all_seen if seen.kind in NAMING}
             for seen in all_seen:
+                if seen.sample in named and seen.kind not in NAMING:
+                    continue
                 if of_set & {None, layer} and seen.kind not in _REGARDLESS:
                     continue  # compared with a rest that is wrong itself
                 concerned = {self._id(at) for at in (seen.sample, seen.other) if at is not None}
@@ -211,17 +216,29 @@ class RowChecks:
         for found in duplicates.repeated_rows(
             self._sequences, self._contexts, facts.digest, usable
         ):
-            own = found.other == found.sample
-            where = "each other" if own else f"rows of sample {self._id(found.other)}"
-            yield Seen(
-                kind="duplicate_rows",
-                sample=found.sample,
-                detail=f"{found.count} of its rows are equal to {where} to the bit, though what "
-                "came before them is not.",
-                expected="another state for every context",
-                rows=found.rows,
-                other=found.other,
-            )
+            yield self._equal(found)
+
+    def _equal(self, found: duplicates.Repeated) -> Seen:
+        """What equal rows mean: shifted, another text's, or no more than that they are equal."""
+        own = found.other == found.sample
+        other = "each other" if own else f"rows of sample {self._id(found.other)}"
+        said = f"{found.count} of its rows are equal to {other} to the bit, though what came "
+        said += "before them is not"
+        kind, detail = "duplicate_rows", f"{said}."
+        if not own and found.outvoted and found.shift:
+            kind = "shifted"
+            detail = f"row t holds the state of token t{found.shift:+d}: {said}."
+        elif not own and found.outvoted:
+            kind = "swapped_samples"
+            detail = f"its states are those of another text: {said}."
+        return Seen(
+            kind=kind,
+            sample=found.sample,
+            detail=detail,
+            expected="another state for every context",
+            rows=found.rows if kind == "duplicate_rows" else None,
+            other=found.other,
+        )
 
     def _dimensions(self, facts: RowFacts) -> Iterator[Seen]:
         for sample, dimension, factor in unlike_dimensions(facts, self._varied, self._log_alpha):

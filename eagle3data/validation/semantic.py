@@ -14,7 +14,7 @@ from eagle3data.validation.index_findings import index_findings
 from eagle3data.validation.layer_views import LayerView, doubt_findings, look
 from eagle3data.validation.measured import ByShift, LayerMeasured, Measured
 from eagle3data.validation.probe_set import ProbeSet
-from eagle3data.validation.row_checks import RowChecks
+from eagle3data.validation.row_checks import NAMING, RowChecks
 from eagle3data.validation.significance import caught_share, log_threshold
 from eagle3data.validation.token_identity import WIDE_SHIFTS, Sequences, frequent_tokens
 from eagle3data.validation.witness_checks import WitnessChecks
@@ -77,7 +77,8 @@ def check_meaning(
     _weightless_findings(found, probe, views)
     readings: dict[int, next_token.NextToken] = {}
     if head is not None:
-        explained = {each.sample_id for each in found.findings if each.sample_id}
+        named = [each for each in checks.findings(found.findings) if each.kind in NAMING]
+        explained = {each.sample_id for each in [*found.findings, *named] if each.sample_id}
         through_head = HeadChecks(probe, sequences, views, picked, head, log_alpha, explained)
         result = through_head.run()
         readings = result.readings
