@@ -169,6 +169,11 @@ class StreamingLoader:
         return math.ceil(len(self._packs) / self.world_size)
 
     @property
+    def packs(self) -> list[list[int]]:
+        """The epoch's batches of all ranks, as rows of the index."""
+        return [list(members) for members in self._packs]
+
+    @property
     def epoch(self) -> int:
         """The epoch that the next iteration runs or continues."""
         return self._epoch
