@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from eagle3data.extractor.recompute import Recompute
     from eagle3data.readers.batch import Batch
     from eagle3data.readers.dataset import Dataset, open_dataset
     from eagle3data.readers.loader import StreamingLoader
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from eagle3data.writers.dataset_writer import DatasetWriter
 
 _HOMES = {
+    "eagle3data.extractor.recompute": ["Recompute"],
     "eagle3data.readers.batch": ["Batch"],
     "eagle3data.readers.dataset": ["Dataset", "open_dataset"],
     "eagle3data.readers.loader": ["StreamingLoader"],
@@ -63,6 +65,7 @@ __all__ = [
     "Manifest",
     "ManifestError",
     "MismatchError",
+    "Recompute",
     "Sample",
     "SampleError",
     "SpaceError",

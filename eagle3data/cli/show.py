@@ -91,7 +91,7 @@ def _print_tokens(
 
     words = [f"{token} " for token in input_ids]
     if model is not None:
-        from eagle3data.extractor.chat import load_tokenizer
+        from eagle3data.storage.tokenizer import load_tokenizer
 
         tokenizer = load_tokenizer(model, revision=revision)
         words = [tokenizer.decode([token]) for token in input_ids]

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from eagle3data.cli import options as o
 from eagle3data.cli.console import err, out, progress
 from eagle3data.schema.errors import InputError
+
+if TYPE_CHECKING:
+    from eagle3data.extractor.recompute import Recompute
 
 _READ_BYTES = ("full", "all")
 _EXIT_CODES = {"clean": 0, "faulty": 1, "undetermined": 3}
@@ -30,7 +33,14 @@ def validate(
         str | None,
         typer.Option(metavar="MODEL", help="Target; semantic needs it for the final layer."),
     ] = None,
+    recompute: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Run MODEL itself on N samples and compare every layer."
+        ),
+    ] = None,
     revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = False,
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -64,6 +74,8 @@ def validate(
             level,
             model,
             revision,
+            trust_remote_code=trust_remote_code,
+            recompute=_recompute(recompute),
             stage=_stage,
             resume=resume or _noted_in(url, level),
             afresh=afresh,
@@ -85,6 +97,18 @@ def validate(
         show_report(report)
     if report.verdict.value != "clean":
         raise typer.Exit(_EXIT_CODES[report.verdict.value])
+
+
+def _recompute(samples: int | None) -> Recompute | None:
+    if samples is None:
+        return None
+    try:
+        from eagle3data.extractor.recompute import Recompute
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"--recompute needs {error.name}: pip install 'eagle3data[transformers]'."
+        ) from None
+    return Recompute(samples)
 
 
 def _require_writable(file: Path) -> None:

@@ -20,7 +20,8 @@ from typing import Any
 from eagle3data.extractor.messages import Message, RowError, reasoning, says_something
 from eagle3data.extractor.tokens import Tokens, encodings
 from eagle3data.schema.errors import InputError
-from eagle3data.schema.target import describe_tokenizer, model_folder, text_config
+from eagle3data.schema.target import model_folder, text_config
+from eagle3data.storage.tokenizer import load_tokenizer
 
 _MARKER = "e3answermarkere3"
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -51,36 +52,6 @@ class _Turn:
     end: int
     closing: str  # what the template puts after the turn
     cut: bool  # the answer was cut off by a limit: nobody generated its end of turn
-
-
-def load_tokenizer(
-    model: str, *, revision: str | None = None, trust_remote_code: bool = False
-) -> Any:
-    """The tokenizer of a Hugging Face folder or id.
-
-    Raises:
-        InputError: there is no tokenizer, or transformers can't load it.
-    """
-    folder = model_folder(model, revision)
-    if describe_tokenizer(folder).digest is None:
-        raise InputError(
-            f"{model} has no tokenizer (no tokenizer.json, tokenizer.model, tiktoken.model or "
-            "vocab.json); use the complete model folder."
-        )
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise InputError(
-            "chat templates and tokenizers need transformers: "
-            "pip install 'eagle3data[transformers]'."
-        ) from None
-    name = str(folder) if Path(model).expanduser().is_dir() else model
-    try:
-        return AutoTokenizer.from_pretrained(
-            name, revision=revision, trust_remote_code=trust_remote_code
-        )
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise InputError(f"the tokenizer of {model} can't be loaded: {error}") from error
 
 
 class ChatEncoder:

@@ -15,7 +15,7 @@ from eagle3data.validation.findings import Finding, Report
 from eagle3data.validation.repair_actions import Action, Proposal
 from eagle3data.validation.validate import part_digest
 
-_OF_THE_PROMPTS = {"mask_empty", "mask_shifted"}
+_OF_THE_PROMPTS = {"mask_empty", "mask_shifted", "mask_wrong_role"}
 """The prompts are so: a sample done again would be the same."""
 _OF_THE_STORE = {"object_unreadable"}
 """An error of the disk or the network: it may pass, and says nothing of the bytes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from eagle3data.validation.contents import Contents, check_contents, stored_byte
 from eagle3data.validation.findings import Checked, Finding, Level, Report
 from eagle3data.validation.overview import overview_of
 from eagle3data.validation.progress_file import ProgressFile, open_progress
+from eagle3data.validation.recomputed import Recomputing
 from eagle3data.validation.significance import FALSE_ALARM
 from eagle3data.validation.stage import Stage, silent, whole_units
 from eagle3data.validation.structure import Structure, check_structure
@@ -30,6 +31,8 @@ def validate(
     model: str | None = None,
     revision: str | None = None,
     *,
+    trust_remote_code: bool = False,
+    recompute: Recomputing | None = None,
     stage: Stage | None = None,
     resume: str | Path | None = None,
     afresh: bool = False,
@@ -44,6 +47,9 @@ def validate(
         model: folder or hub id of the target; lets `semantic` look through its head, and every
             level compare model and tokenizer.
         revision: hub revision of the model.
+        trust_remote_code: let the model's and the tokenizer's own code run.
+        recompute: run the target itself on some samples and compare every captured layer
+            (`eagle3data.Recompute(8)`); needs `model` and a level that reads states.
         stage: shows progress; see `Stage`.
         resume: file in which `full` notes the shards that it has read: a run that was
             interrupted goes on where it was. It is gone once the check is done.
@@ -55,6 +61,11 @@ def validate(
     """
     if level not in set(Level):
         raise InputError(f"level is {level!r}; expected one of {', '.join(Level)}.")
+    if recompute is not None and (model is None or level == Level.QUICK):
+        raise InputError(
+            "recomputing runs the target over stored states: it needs --model, and level "
+            "full, semantic or all."
+        )
     report = Report(url=url, level=Level(level))
     stage = stage or silent
     root = Root(url)
@@ -76,6 +87,10 @@ def validate(
             _contents(dataset, structure, report, stage, _Resume(resume, afresh))
         if report.level.probes_meaning:
             _meaning(dataset, model, revision, report, stage)
+            _masks(dataset, model, revision, report, trust=trust_remote_code)
+        if recompute is not None and model is not None:
+            target = _Target(model, revision, trust_remote_code)
+            _recompute(dataset, target, recompute, report, stage)
     _levels_note(report)
     report.parts = _parts_concerned(root, report)
     named = (finding.sample_id for finding in report.findings if finding.sample_id is not None)
@@ -174,6 +189,50 @@ def _meaning(
     report.checked.bytes += meaning.bytes_read
     if report.level is Level.SEMANTIC:
         report.checked.samples, report.checked.tokens = meaning.samples, meaning.tokens
+
+
+def _masks(
+    dataset: Dataset, model: str | None, revision: str | None, report: Report, *, trust: bool
+) -> None:
+    from eagle3data.validation.masks import check_masks
+
+    if any(finding.kind == "wrong_tokenizer" for finding in report.errors):
+        return
+    found = check_masks(dataset, model, revision, trust_remote_code=trust)
+    report.add(found.findings)
+    report.undecided += found.undecided
+    report.confidence += found.confidence
+
+
+class _Target(NamedTuple):
+    """The model that recomputes."""
+
+    model: str
+    revision: str | None
+    trust_remote_code: bool
+
+
+def _recompute(
+    dataset: Dataset, target: _Target, recompute: Recomputing, report: Report, stage: Stage
+) -> None:
+    from eagle3data.validation.recompute import check_recomputed
+
+    if any(finding.kind == "wrong_model" for finding in report.errors):
+        report.confidence.append("Nothing was recomputed: the model is not the set's own.")
+        return
+    with stage("recomputing", min(recompute.samples, len(dataset)), "samples") as advance:
+        found = check_recomputed(
+            dataset,
+            target.model,
+            target.revision,
+            recompute,
+            advance,
+            trust_remote_code=target.trust_remote_code,
+        )
+    report.add(found.findings)
+    report.undecided += found.undecided
+    report.confidence += found.confidence
+    report.checked.bytes += found.bytes_read
 
 
 def _levels_note(report: Report) -> None:

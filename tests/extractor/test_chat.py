@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eagle3data.extractor.chat import ChatEncoder, EncodedChat, load_tokenizer
+from eagle3data.extractor.chat import ChatEncoder, EncodedChat
 from eagle3data.extractor.messages import RowError, normalise_messages, row_messages
 from eagle3data.schema.errors import InputError
+from eagle3data.storage.tokenizer import load_tokenizer
 from tests.extractor import templates
 
 Messages = list[dict[str, Any]]

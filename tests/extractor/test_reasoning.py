@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from eagle3data.extractor.chat import ChatEncoder, load_tokenizer
+from eagle3data.extractor.chat import ChatEncoder
 from eagle3data.extractor.generate import Answer, AnswerReader
 from eagle3data.extractor.messages import Message
 from eagle3data.extractor.reasoning import find_tags
+from eagle3data.storage.tokenizer import load_tokenizer
 from tests.extractor import templates
 
 ASKED: list[Message] = [{"role": "user", "content": "q"}]
