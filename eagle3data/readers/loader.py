@@ -25,7 +25,7 @@ from eagle3data.readers.feeding import (
 )
 from eagle3data.readers.filling import Reading, Verify
 from eagle3data.readers.order import epoch_order
-from eagle3data.readers.packing import PACKING_VERSION, pack
+from eagle3data.readers.packing import PACKING_VERSION, PackPlan
 from eagle3data.schema.digest import json_digest, sequence_digest
 from eagle3data.schema.errors import InputError, MismatchError
 from eagle3data.schema.target import target_differences
@@ -162,7 +162,7 @@ class StreamingLoader:
     def _plan(self) -> None:
         count = len(self._selected)
         order = epoch_order(count, self._seed, self._epoch) if self._shuffle else np.arange(count)
-        self._packs = pack(self._selected[order], self._lengths, self._budget)
+        self._packs = PackPlan(self._selected[order], self._lengths, self._budget)
 
     def __len__(self) -> int:
         """Steps of the epoch, the same on every rank."""
@@ -171,7 +171,7 @@ class StreamingLoader:
     @property
     def packs(self) -> list[list[int]]:
         """The epoch's batches of all ranks, as rows of the index."""
-        return [list(members) for members in self._packs]
+        return list(self._packs)
 
     @property
     def epoch(self) -> int:
@@ -194,12 +194,10 @@ class StreamingLoader:
             InputError: the position was changed, or another iteration begun, since this one began.
         """
         self._iteration += 1
-        mine, start, count = self._iteration, self._consumed, len(self._packs)
-        places = range(start + self.rank, start + self.rank + self._steps(start), self.world_size)
-        packs = (self._packs[place] if place < count else [] for place in places)
+        mine = self._iteration
         self.metrics = FeedMetrics()
         batches = read_ahead(
-            packs,
+            self._own_packs(self._consumed),
             self._reading,
             threads=self._threads,
             prefetch_bytes=self._prefetch_bytes,
@@ -213,15 +211,23 @@ class StreamingLoader:
                     "the loader's position was changed, or another iteration of it begun, while "
                     "this one ran: iterate it once at a time, and start anew after a change."
                 )
-            self._consumed = min(self._consumed + self.world_size, count)
+            self._consumed = self._end_of_step(self._consumed)
             yield batch
             del batch
         if mine == self._iteration:
             self.set_epoch(self._epoch + 1)
 
-    def _steps(self, start: int) -> int:
-        """Packs from `start` on, up to a whole number of steps of all ranks."""
-        return -(-(len(self._packs) - start) // self.world_size) * self.world_size
+    def _own_packs(self, start: int) -> Iterator[list[int]]:
+        """This rank's packs from a step on; none in the last step is an empty one."""
+        packs = self._packs
+        while packs.get(start) is not None:
+            yield packs.get(start + self.rank) or []
+            start += self.world_size
+
+    def _end_of_step(self, start: int) -> int:
+        """The pack after a step's last one: fewer than the ranks are left in the last step."""
+        last = start + self.world_size
+        return last if self._packs.get(last - 1) is not None else len(self._packs)
 
     @property
     def skipped(self) -> int:
@@ -280,11 +286,12 @@ class StreamingLoader:
         self._iteration += 1
         self._epoch = int(state["epoch"])
         self._plan()
-        if not 0 <= int(state["consumed"]) <= len(self._packs):
+        consumed = int(state["consumed"])
+        if consumed < 0 or (consumed and self._packs.get(consumed - 1) is None):
             raise MismatchError(
-                f"the loader's state counts {state['consumed']} packs of {len(self._packs)}."
+                f"the loader's state counts {consumed} packs of {len(self._packs)}."
             )
-        self._consumed = int(state["consumed"])
+        self._consumed = consumed
 
 
 def _require_target(dataset: Dataset, target: str, revision: str | None) -> None:

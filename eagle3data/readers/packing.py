@@ -5,7 +5,8 @@ The list of packs is global: it knows no ranks, so a run can go on with another 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,49 +20,80 @@ WINDOW_PACKS = 32
 """Look-ahead in budgets: wide enough to fill packs well, narrow enough to keep the shuffle."""
 
 
-def pack(
+class PackPlan:
+    """An epoch's packs, made as far as they are asked for: the first of a million rows is there at
+    once."""
+
+    def __init__(
+        self, order: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32], token_budget: int
+    ) -> None:
+        """Cut an order into packs of at most `token_budget` tokens; every sample exactly once.
+
+        Samples are taken in order until the window holds `WINDOW_PACKS` budgets, packed longest
+        first into the first pack with room, and the packs that came out less full than the
+        window's median wait for the next window's samples.
+
+        Args:
+            order: `[n]` positions in the index.
+            lengths: `[samples]` tokens of every sample in the index.
+            token_budget: tokens of a pack.
+
+        Raises:
+            InputError: a sample is longer than the budget.
+        """
+        too_long = order[lengths[order] > token_budget]
+        if len(too_long):
+            worst = int(lengths[too_long].max())
+            raise InputError(
+                f"{len(too_long)} samples are longer than the token budget {token_budget} (the "
+                f"longest has {worst} tokens). Raise token_budget to {worst}, or leave them out "
+                "with where=."
+            )
+        self._packs: list[list[int]] = []
+        self._rest = _packs(order, lengths, token_budget)
+
+    def get(self, place: int) -> list[int] | None:
+        """Positions of a pack, in order of the permutation; None past the last one."""
+        while place >= len(self._packs):
+            more = next(self._rest, None)
+            if more is None:
+                return None
+            self._packs += more
+        return self._packs[place]
+
+    def __len__(self) -> int:
+        """Packs of the epoch; makes the rest of them."""
+        for more in self._rest:
+            self._packs += more
+        return len(self._packs)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        places = itertools.count()
+        return iter(lambda: self.get(next(places)), None)
+
+
+def _packs(
     order: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32], token_budget: int
-) -> list[list[int]]:
-    """Cut an order into packs of at most `token_budget` tokens; every sample exactly once.
-
-    Samples are taken in order until the window holds `WINDOW_PACKS` budgets, packed longest
-    first into the first pack with room, and the packs that came out less full than the
-    window's median wait for the next window's samples.
-
-    Args:
-        order: `[n]` positions in the index.
-        lengths: `[samples]` tokens of every sample in the index.
-        token_budget: tokens of a pack.
-
-    Returns:
-        Packs of positions; within a pack, in order of the permutation.
-
-    Raises:
-        InputError: a sample is longer than the budget.
-    """
-    too_long = order[lengths[order] > token_budget]
-    if len(too_long):
-        worst = int(lengths[too_long].max())
-        raise InputError(
-            f"{len(too_long)} samples are longer than the token budget {token_budget} (the longest "
-            f"has {worst} tokens). Raise token_budget to {worst}, or leave them out with where=."
-        )
+) -> Iterator[list[list[int]]]:
+    """The packs of one window after another."""
     rank_in_order = np.empty(len(lengths), dtype=np.int64)
     rank_in_order[order] = np.arange(len(order))
-    packs: list[list[int]] = []
+
+    def in_order(packs: list[list[int]]) -> list[list[int]]:
+        return [sorted(members, key=lambda one: int(rank_in_order[one])) for members in packs]
+
     window: list[int] = []
     tokens = 0
-    for position in order.tolist():
+    for position, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
         window.append(position)
-        tokens += int(lengths[position])
+        tokens += length
         if tokens >= WINDOW_PACKS * token_budget:
             full, window = _split_full(
                 _first_fit_decreasing(window, lengths, token_budget), lengths
             )
-            packs += full
+            yield in_order(full)
             tokens = int(lengths[window].sum())
-    packs += _first_fit_decreasing(window, lengths, token_budget)
-    return [sorted(members, key=lambda position: int(rank_in_order[position])) for members in packs]
+    yield in_order(_first_fit_decreasing(window, lengths, token_budget))
 
 
 def _first_fit_decreasing(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from eagle3data import Batch, Dataset, DatasetWriter, StreamingLoader, open_dataset
 from eagle3data.readers.order import epoch_order
-from eagle3data.readers.packing import pack
+from eagle3data.readers.packing import PackPlan
 from eagle3data.schema.errors import CorruptionError, InputError, MismatchError
 from eagle3data.schema.manifest import Manifest
 from tests.support import random_sample, random_samples, small_manifest, write_set
@@ -181,7 +181,7 @@ def test_packing_keeps_every_sample_within_the_budget(
     lengths: list[int], budget: int, seed: int
 ) -> None:
     order = epoch_order(len(lengths), seed, 0)
-    packs = pack(order, np.array(lengths, dtype=np.int32), budget)
+    packs = list(PackPlan(order, np.array(lengths, dtype=np.int32), budget))
     assert sorted(position for members in packs for position in members) == list(
         range(len(lengths))
     )
@@ -190,7 +190,7 @@ def test_packing_keeps_every_sample_within_the_budget(
 
 def test_packing_wastes_little() -> None:
     lengths = np.random.default_rng(0).integers(20, 2000, 5000).astype(np.int32)
-    packs = pack(epoch_order(5000, 0, 0), lengths, 8192)
+    packs = list(PackPlan(epoch_order(5000, 0, 0), lengths, 8192))
     assert int(lengths.sum()) / (len(packs) * 8192) > 0.99
 
 
