@@ -12,6 +12,8 @@ STRETCH_ROWS = 24
 """Testable rows of one stretch of a sample that gets a verdict of its own."""
 EXPECTED_SHARE = 2 / 3
 """A right sample agrees at least this share of what the set's samples usually do."""
+PARTLY_RIGHT = 0.4
+"""A wrong sample that agrees more than this share of the usual may be wrong in a part only."""
 SUSPICION = math.log(1e-3)
 """Log threshold below which a sample is worth asking whose states it holds."""
 
@@ -77,8 +79,14 @@ class SampleJudge:
             span = self.sequences.rows(sample)
             whole = self._judge(sample, span.start, span.stop, whole=True)
             whole = whole or self._judge(sample, span.start, span.stop, whole=True, own=True)
-            found += [whole] if whole else self._stretches(sample, span)
+            found += self._parts(whole, span) if whole else self._stretches(sample, span)
         return found
+
+    def _parts(self, whole: Doubt, span: slice) -> list[Doubt]:
+        """Where a wrong sample is wrong: its stretches, if the rest of it is right."""
+        if whole.shift is None or whole.agreement < PARTLY_RIGHT * self.typical:
+            return [whole]
+        return self._stretches(whole.sample, span) or [whole]
 
     def _stretches(self, sample: int, span: slice) -> list[Doubt]:
         at = self.testable[span].nonzero().flatten()
