@@ -36,6 +36,8 @@ bench: $(VENV)/.installed $(MODEL)/config.json ## ratios against baselines, by h
 	$(BIN)/eagle3data bench writer --folder $(BENCH) --plot $(BENCH)/writer.png --markdown $(BENCH)/writer.md
 	$(BIN)/python -m benchmarks.format --folder $(BENCH)
 	$(BIN)/python -m benchmarks.index $(BENCH)/index
+	$(BIN)/python -m benchmarks.validation_full $(BENCH)
+	$(BIN)/python -m benchmarks.validation_quick $(BENCH)/quick
 	$(BIN)/python -m benchmarks.extraction
 
 soak: $(VENV)/.installed $(MODEL)/config.json ## long loops: kill -9 at random moments, by hand

@@ -121,6 +121,7 @@ class _Run:
         self.to_measure = choose_measured(dataset)
         self.arrays = layout.array_names(dataset.manifest)
         self.stopped = threading.Event()
+        self.asking = ThreadPoolExecutor(len(self.arrays), "eagle3data-ask")
         # Twice the cores: while one thread of two waits for the disk the other has the core.
         self.threads = max(2 * (os.cpu_count() or 1), dataset.root.threads)
 
@@ -130,7 +131,8 @@ class _Run:
         pool = ThreadPoolExecutor(self.threads, "eagle3data-validate")
         try:
             for shard in self.positions:
-                rows, key = self._rows(shard)
+                rows, part = self._rows(shard)
+                key = self._key(shard, part) if record is not None else ""
                 known = record.recall(shard, key) if record is not None else None
                 if known is not None:
                     self.advance(sum(self._sizes(shard).values()))
@@ -145,6 +147,7 @@ class _Run:
         finally:
             self.stopped.set()
             pool.shutdown(cancel_futures=True)
+            self.asking.shutdown()
 
     def _check(self, array: str, rows: ShardRows) -> ObjectContents:
         return ObjectCheck(self.dataset, array, rows, self.stopped).run()
@@ -174,8 +177,19 @@ class _Run:
     def _sizes(self, shard: int) -> dict[str, int]:
         return {path: int(entry["bytes"]) for path, entry in self.objects.get(shard, {}).items()}
 
+    def _key(self, shard: int, part: str) -> str:
+        """What tells this state of a shard, whose index part has a digest, from any other."""
+        root, column = self.dataset.root, self.dataset.index["sample_id"]
+        paths = [layout.shard_object(array, shard) for array in self.arrays]
+        return shard_key(
+            part,
+            [str(column[position].as_py()) for position in self.positions[shard]],
+            # Of a store, each is a request.
+            [*(map if root.is_local else self.asking.map)(root.identity, paths)],
+        )
+
     def _rows(self, shard: int) -> tuple[ShardRows, str]:
-        """What a shard's check goes by, and what tells this state of the shard from any other."""
+        """What a shard's check goes by, and the digest of its index part."""
         root, positions = self.dataset.root, self.positions[shard]
         hidden: list[int] = []
         stated: dict[str, int | None] = {}
@@ -187,12 +201,6 @@ class _Run:
             stated = {path: entry.get("chunks_crc32c") for path, entry in entries.items()}
         except (CorruptionError, OSError):
             data = b""  # `quick`, which always runs first, names a part that can't be read
-        paths = [layout.shard_object(array, shard) for array in self.arrays]
-        key = shard_key(
-            bytes_digest(data),
-            [str(self.dataset.index["sample_id"][position].as_py()) for position in positions],
-            [root.identity(path) for path in paths],
-        )
         rows = ShardRows(
             shard=shard,
             positions=positions,
@@ -200,7 +208,7 @@ class _Run:
             stated=stated,
             to_measure=self.to_measure,
         )
-        return rows, key
+        return rows, bytes_digest(data)
 
     def _hidden_chunks(self, table: pa.Table, positions: list[int]) -> list[int]:
         visible = {int(self.dataset.index["token_offset"][row].as_py()) for row in positions}

@@ -202,7 +202,22 @@ def test_many_findings_are_folded_and_counted(report: Report) -> None:
     )
     page = report_page(report)
     assert len(page) < 300_000
-    assert "And 2,800 more, which --json lists." in Parsed(page).text
+    text = Parsed(page).text
+    assert "192 more of 2,992" in text
+    assert "And 2,800 more, which --json lists." in text
+
+
+def test_many_places_are_told_apart_by_strength(report: Report) -> None:
+    report.findings = []
+    report.add(
+        Finding(kind="nonfinite", detail="NaN", sample_id=f"s{at}", shard=0 if at else 2)
+        for at in range(500)
+    )
+    page = Parsed(report_page(report))
+    strengths = [value for _, name, value in page.attributes if name == "fill-opacity"]
+    assert strengths[0] == "1"
+    assert 0.3 < float(strengths[1] or 0) < 0.6
+    assert len(strengths) == 2
 
 
 def test_numbers_that_no_scale_expects() -> None:

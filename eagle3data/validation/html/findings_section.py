@@ -51,7 +51,7 @@ def _more(findings: Sequence[Finding]) -> Markup | None:
     left = len(findings) - OPEN_ROWS - len(rest)
     return el(
         "details",
-        el("summary", f"{len(rest):,} more"),
+        el("summary", f"{len(rest):,} more" + (f" of {left + len(rest):,}" if left else "")),
         _table(rest),
         el("p", f"And {left:,} more, which --json lists.", class_="quiet") if left else None,
     )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Sequence
 
 from eagle3data.validation.findings import Finding
 from eagle3data.validation.html.elements import Markup, el
 from eagle3data.validation.overview import Overview
 
-_WIDTH = 1000
-_LEAST = 3
-"""Units of the strip: a mark is never narrower."""
+_BINS = 250
+"""A strip tells so many places apart, whatever the set's size."""
+_FAINTEST = 0.35
 _MOST_BORDERS = 64
 
 Span = tuple[float, float]
@@ -37,10 +39,9 @@ def _strip(kind: str, findings: Sequence[Finding], overview: Overview, end: int)
     spans = [_span(finding, overview) for finding in findings]
     placed = [span for span in spans if span is not None]
     whole = len(placed) < len(spans)
-    marks = _merged((a * _WIDTH / end, b * _WIDTH / end) for a, b in placed)
-    boxes = [_box(0, _WIDTH, "everywhere")] if whole else []
+    boxes = [_box(0, _BINS, "everywhere")] if whole else []
     boxes += _borders(overview, end)
-    boxes += [_box(left, right - left, "mark") for left, right in marks]
+    boxes += _marks(_counts(placed, end))
     shards = sorted({finding.shard for finding in findings if finding.shard is not None})
     said = ["the whole set"] if whole else []
     if shards:
@@ -52,7 +53,7 @@ def _strip(kind: str, findings: Sequence[Finding], overview: Overview, end: int)
     drawing = el(
         "svg",
         *boxes,
-        viewBox=f"0 0 {_WIDTH} 20",
+        viewBox=f"0 0 {_BINS} 20",
         preserveAspectRatio="none",
         role="img",
         aria_label=f"Where {kind} lies: {', '.join(said)}.",
@@ -78,26 +79,46 @@ def _span(finding: Finding, overview: Overview) -> Span | None:
     return None
 
 
-def _merged(spans: Iterable[Span]) -> list[Span]:
-    """Marks that can be seen, those that touch made one: thousands would be as many boxes."""
-    found: list[Span] = []
-    for left, right in sorted(spans):
-        stop = max(right, left + _LEAST)
-        if found and left <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], stop))
-        else:
-            found.append((left, stop))
-    return found
+def _counts(spans: Iterable[Span], end: int) -> list[int]:
+    """How many findings touch each bin."""
+    counts = [0] * _BINS
+    for left, right in spans:
+        first = min(int(left * _BINS / end), _BINS - 1)
+        last = min(math.ceil(right * _BINS / end), _BINS)
+        for number in range(first, max(last, first + 1)):
+            counts[number] += 1
+    return counts
+
+
+def _marks(counts: Sequence[int]) -> list[Markup]:
+    """Boxes, the more findings the stronger; equal neighbours are one box."""
+    most = max(counts, default=0)
+    boxes, at = [], 0
+    for count, run in itertools.groupby(counts):
+        width = len(list(run))
+        if count:
+            strength = _FAINTEST + (1 - _FAINTEST) * math.log1p(count) / math.log1p(most)
+            boxes.append(_box(at, width, "mark", opacity=round(strength, 2)))
+        at += width
+    return boxes
 
 
 def _borders(overview: Overview, end: int) -> list[Markup]:
     if overview.shards > _MOST_BORDERS:
         return []
     return [
-        _box(shard * overview.shard_tokens * _WIDTH / end, 1, "border")
+        _box(shard * overview.shard_tokens * _BINS / end, 0.25, "border")
         for shard in range(1, overview.shards)
     ]
 
 
-def _box(x: float, width: float, class_: str) -> Markup:
-    return el("rect", x=float(x), y=0, width=float(width), height=20, class_=class_)
+def _box(x: float, width: float, class_: str, opacity: float | None = None) -> Markup:
+    return el(
+        "rect",
+        x=float(x),
+        y=0,
+        width=float(width),
+        height=20,
+        class_=class_,
+        fill_opacity=opacity,
+    )

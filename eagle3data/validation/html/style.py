@@ -67,6 +67,7 @@ svg.plot { width: 100%; height: auto; display: block; }
 .ends { display: flex; justify-content: space-between; color: var(--quiet); font-size: 0.8rem; }
 .kind { border-left: 4px solid var(--tone); }
 .kind td:first-child { min-width: 11rem; }
+.kind td:nth-child(3) { min-width: 13rem; }
 .kind header { display: flex; flex-wrap: wrap; gap: 0.2rem 0.8rem; align-items: baseline; }
 .tag { color: var(--tone); background: var(--tone-soft); border-radius: 99px;
   padding: 0.05rem 0.6rem; font-size: 0.82rem; font-weight: 600; }
@@ -77,7 +78,7 @@ th, td { text-align: left; vertical-align: top; padding: 0.35rem 0.9rem 0.35rem 
   border-bottom: 1px solid var(--line); }
 th { color: var(--quiet); font-weight: 600; white-space: nowrap; }
 td:first-child { min-width: 6rem; }
-td.long { min-width: 18rem; width: 60%; overflow-wrap: anywhere; }
+td.long { min-width: 18rem; width: 100%; overflow-wrap: anywhere; }
 tr:last-child td { border-bottom: 0; }
 tr > :nth-child(2):not(.long) { white-space: nowrap; }
 ul { margin: 0.4rem 0; padding-left: 1.2rem; }
