@@ -6,7 +6,7 @@ it again, and agree with itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,7 @@ class TransformersTarget:
     Attributes:
         name: versions of transformers and torch.
         compute_dtype: dtype it runs in.
+        final_layer: N.
     """
 
     def __init__(
@@ -90,20 +91,21 @@ class TransformersTarget:
         self._rounding = ROUNDING.get(self.compute_dtype, ROUNDING["bfloat16"])
         self._states: dict[int, Tensor] = {}
         self._twins: dict[int, Tensor] = {}
-        self._wanted: Sequence[int] = ()
+        self._wanted: tuple[Collection[int], Collection[int]] = ((), ())
         self._noise = torch.Generator(device=self._device)
-        layers, self._norm = find_layers(
-            self._model, describe_target(model, revision)[0].num_hidden_layers
-        )
+        self.final_layer = describe_target(model, revision)[0].num_hidden_layers
+        layers, self._norm = find_layers(self._model, self.final_layer)
         for number, module in enumerate([*layers, self._norm]):
             hook = self._taking(number, is_layer=number < len(layers))
             module.register_forward_pre_hook(hook, with_kwargs=True)
 
     @torch.inference_mode()
-    def run(self, input_ids: Sequence[int], layers: Sequence[int]) -> Recomputed:
+    def run(
+        self, input_ids: Sequence[int], layers: Collection[int], twins: Collection[int]
+    ) -> Recomputed:
         """Run a sample, and its twin beside it in the same batch."""
         ids = torch.tensor([list(input_ids)] * 2, dtype=torch.long, device=self._device)
-        self._wanted = layers
+        self._wanted = layers, twins
         self._noise.manual_seed(0)
         self._model(input_ids=ids, use_cache=False, logits_to_keep=1)
         found = Recomputed(states=self._states, twins=self._twins)
@@ -122,8 +124,10 @@ class TransformersTarget:
             states = args[0] if args else kwargs["hidden_states"]
             if len(states) == 2 and is_layer:
                 states = torch.cat([states[:1], self._disturbed(states[1:])])
-            self._states[layer] = states[0].to("cpu", copy=True)
-            if layer in self._wanted:
+            layers, twins = self._wanted
+            if layer in layers:
+                self._states[layer] = states[0].to("cpu", copy=True)
+            if layer in twins:
                 self._twins[layer] = states[-1].to("cpu", copy=True)
             if args:
                 return (states, *args[1:]), kwargs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -37,7 +38,9 @@ class ComparedLayer:
         scale: `[T]` the factor by which each row fits best.
         causes: `[T]` what each row is; None for a right one.
         stranger: median error of a row against another token's.
-        dimensions: a clause, where only some dimensions differ.
+        dimensions: a clause, where only some dimensions of strange rows differ.
+        unlike: dimensions that differ in rows which are right as a whole.
+        width: H.
         stored, right: `[T, SKETCH]` projections of the rows, to know them again by.
     """
 
@@ -50,6 +53,8 @@ class ComparedLayer:
     causes: list[Cause | None]
     stranger: float
     dimensions: str
+    unlike: list[int]
+    width: int
     stored: Tensor
     right: Tensor
 
@@ -60,6 +65,7 @@ class ComparedLayer:
         """Keep what the verdicts need."""
         import torch
 
+        strange = torch.tensor([cause == STRANGE for cause in causes])
         generator = torch.Generator().manual_seed(0)
         projection = torch.randn(rows.right.shape[1], SKETCH, generator=generator)
         return cls(
@@ -71,7 +77,9 @@ class ComparedLayer:
             scale=rows.scale,
             causes=causes,
             stranger=rows.stranger,
-            dimensions=_dimensions(rows, causes),
+            dimensions=_dimensions(rows, strange),
+            unlike=rows.unlike_dimensions(torch.tensor([cause is None for cause in causes])),
+            width=rows.right.shape[1],
             stored=torch.nan_to_num(rows.stored, nan=0.0, posinf=0.0, neginf=0.0) @ projection,
             right=rows.right @ projection,
         )
@@ -152,14 +160,13 @@ def _common(causes: list[Cause]) -> Cause:
     return STRANGE
 
 
-def _dimensions(rows: RowErrors, causes: list[Cause | None]) -> str:
-    import torch
+def dimensions_clause(at: Sequence[int], of: int) -> str:
+    """Dimensions in words, such as `3 of 576 dimensions differ, between 7 and 90`."""
+    where = f" differ, between {at[0]} and {at[-1]}" if len(at) > 1 else f" differs: {at[0]}"
+    return f"{len(at):,} of {of:,} dimensions{where}"
 
-    strange = torch.tensor([cause == STRANGE for cause in causes])
-    if not bool(strange.any()):
-        return ""
-    unlike = rows.unlike_dimensions(strange)
-    at = unlike.nonzero().flatten().tolist()
-    if not at or len(at) > _MOSTLY_UNLIKE * len(unlike):
-        return ""
-    return f"{len(at):,} of {len(unlike):,} dimensions differ, between {at[0]} and {at[-1]}"
+
+def _dimensions(rows: RowErrors, strange: Tensor) -> str:
+    """A clause, where only some dimensions of the strange rows differ."""
+    at, of = rows.unlike_dimensions(strange), rows.right.shape[1]
+    return dimensions_clause(at, of) if 0 < len(at) <= _MOSTLY_UNLIKE * of else ""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from eagle3data.readers.dataset import Dataset
 from eagle3data.schema.errors import CorruptionError, InputError
-from eagle3data.schema.manifest import NormState, StorageDtype
+from eagle3data.schema.manifest import Manifest, NormState, StorageDtype
 from eagle3data.schema.sample import Sample, as_float32
 from eagle3data.validation.compared_layer import ComparedLayer
 from eagle3data.validation.findings import Finding
@@ -19,6 +19,10 @@ from eagle3data.validation.recompute_verdicts import RecomputeVerdicts
 from eagle3data.validation.recomputed import Recomputed, Recomputing, RecomputingTarget
 from eagle3data.validation.row_causes import find_causes
 from eagle3data.validation.row_errors import RowErrors
+
+_MOST_BYTES = 4 << 30
+"""Room for one sample's states at every layer; of a longer one fewer layers are kept."""
+_BYTES_OF_A_NUMBER = 4
 
 
 @dataclass(kw_only=True)
@@ -146,8 +150,10 @@ def _compare(
     import torch
 
     manifest = dataset.manifest
-    run = target.run(sample.input_ids.tolist(), manifest.layers)
-    _require_same_shape(run, sample, manifest.final_layer)
+    run = target.run(
+        sample.input_ids.tolist(), _layers_to_know(manifest, len(sample)), manifest.layers
+    )
+    _require_same_shape(run, target.final_layer, sample, manifest.final_layer)
     found = []
     for layer, states in sample.hidden_states.items():
         right, twin = run.states[layer], run.twins[layer]
@@ -166,11 +172,20 @@ def _compare(
     return found
 
 
-def _require_same_shape(run: Recomputed, sample: Sample, final: int) -> None:
+def _layers_to_know(manifest: Manifest, length: int) -> list[int]:
+    """Layers that a sample's states may be another's of: all, or what there is room for."""
+    every = range(manifest.final_layer + 1)
+    if len(every) * length * manifest.hidden_size * _BYTES_OF_A_NUMBER <= _MOST_BYTES:
+        return list(every)
+    near = {layer + step for layer in manifest.layers for step in (-1, 0, 1)}
+    return [layer for layer in every if layer in near]
+
+
+def _require_same_shape(run: Recomputed, layers: int, sample: Sample, final: int) -> None:
     layer, states = next(iter(sample.hidden_states.items()))
-    if max(run.states) != final or run.states[layer].shape != states.shape:
+    if layers != final or run.states[layer].shape != states.shape:
         raise InputError(
-            f"--recompute: the model gives {max(run.states)} layers of shape "
-            f"{list(run.states[layer].shape)} for sample {sample.sample_id}, the set holds "
-            f"{final} and {list(states.shape)}. Give the set's own target as --model."
+            f"--recompute: the model has {layers} layers and gives {list(run.states[layer].shape)} "
+            f"for sample {sample.sample_id}, the set holds {final} and {list(states.shape)}. Give "
+            "the set's own target as --model."
         )

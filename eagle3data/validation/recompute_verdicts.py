@@ -11,7 +11,12 @@ import numpy as np
 
 from eagle3data.readers.dataset import Dataset
 from eagle3data.schema.sample import Sample
-from eagle3data.validation.compared_layer import ComparedLayer, Stretch, stretches
+from eagle3data.validation.compared_layer import (
+    ComparedLayer,
+    Stretch,
+    dimensions_clause,
+    stretches,
+)
 from eagle3data.validation.findings import REPAIR, Finding
 from eagle3data.validation.row_causes import STRANGE, Cause
 from eagle3data.validation.row_errors import LIMIT, NEARER
@@ -77,6 +82,7 @@ class RecomputeVerdicts:
             *self._findings_of_the_set(everywhere),
             *self._findings_of_samples(elsewhere),
             *self._rounding(wrong),
+            *self._lone_dimensions(wrong),
         ]
 
     def of(self, layer: int) -> list[ComparedLayer]:
@@ -210,6 +216,32 @@ class RecomputeVerdicts:
             f"over the whole set, rows at layer {layer} are off by {error:.2%} (median), "
             f"{self.spread[layer]:.1f} times what rounding makes there{where}"
         )
+
+    def _lone_dimensions(self, wrong: Sequence[_Wrong]) -> list[Finding]:
+        """Dimensions that are off in rows too large for it to show."""
+        found = []
+        for layer in self.layers:
+            known = {one.sample for one in wrong if one.layer == layer}
+            off = [one for one in self.of(layer) if one.unlike and one.sample not in known]
+            if self._is_off(layer, wrong) or not off:
+                continue
+            whole = len(off) == len(self.samples) > 1
+            for one in off[:1] if whole else off:
+                name = None if whole else self.samples[one.sample].sample_id
+                found.append(
+                    Finding(
+                        kind=STRANGE.kind,
+                        sample_id=name,
+                        shard=None if name is None else self._shard(name),
+                        layer=layer,
+                        detail=f"{'in all recomputed samples' if whole else 'recomputed'}: in most "
+                        f"rows at layer {layer}, {dimensions_clause(one.unlike, one.width)}.",
+                        expected=f"every dimension within {LIMIT:.0f} times its rounding",
+                        advice="Extract again." if whole else REPAIR,
+                        chance=FALSE_ALARM,
+                    )
+                )
+        return found
 
     def _expected(self, layer: int) -> str:
         unit = float(np.median([float(one.unit.median()) for one in self.of(layer)]))

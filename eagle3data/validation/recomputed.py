@@ -5,7 +5,7 @@ Validation doesn't know the engines; it is handed one that keeps these promises.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,8 +20,8 @@ class Recomputed:
     """One sample as the target computes it.
 
     Attributes:
-        states: every canonical id from 0 to N to `[T, H]`, in the dtype that the model ran in.
-        twins: the asked layers to `[T, H]`: a second run in which every decoder layer's input was
+        states: the asked layers to `[T, H]`, in the dtype that the model ran in.
+        twins: those with a twin to `[T, H]`: a second run in which every decoder layer's input was
             off by about what its dtype rounds by. Two right engines differ like the two runs.
     """
 
@@ -40,12 +40,19 @@ class RecomputingTarget(Protocol):
     def compute_dtype(self) -> str:
         """Dtype it runs in."""
 
-    def run(self, input_ids: Sequence[int], layers: Sequence[int]) -> Recomputed:
+    @property
+    def final_layer(self) -> int:
+        """N: the canonical id of what leaves its last decoder layer."""
+
+    def run(
+        self, input_ids: Sequence[int], layers: Collection[int], twins: Collection[int]
+    ) -> Recomputed:
         """Run one sample alone, unbatched.
 
         Args:
             input_ids: `[T]` its tokens.
-            layers: canonical ids to return twins of.
+            layers: canonical ids to return.
+            twins: those of them to return twins of as well.
         """
 
     def norm(self, states: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ bfloat16 the largest of some thousand rows is 2.)"""
 NEARER = 0.5
 """Another row explains a stored one only if it is nearer than this share of its own's distance."""
 _STEP = {StorageDtype.FLOAT16: 2.0**-11, StorageDtype.BFLOAT16: 2.0**-9}
+_ROWS_OF_DIMENSIONS = 16
 _TINY = 1e-30
 
 
@@ -64,7 +65,7 @@ class RowErrors:
         than what storing rounds by.
         """
         noise = distance(self.twin, self.right)
-        return noise.clamp(min=max(float(noise.median()), _STEP[self.dtype]))
+        return noise.clamp_(min=max(float(noise.median()), _STEP[self.dtype]))
 
     @cached_property
     def units(self) -> Tensor:
@@ -87,13 +88,17 @@ class RowErrors:
         fits = (self.stored * self.right).sum(1) / self.right.square().sum(1).clamp_(min=_TINY)
         return torch.nan_to_num(fits, nan=0.0)
 
-    def unlike_dimensions(self, rows: Tensor) -> Tensor:
-        """`[H]` bool: dimensions that differ in these rows by more than rounding.
+    def unlike_dimensions(self, rows: Tensor) -> list[int]:
+        """Dimensions that differ in most of these rows by more than rounding; none for few rows.
 
         Args:
             rows: `[T]` bool.
         """
-        off = (self.stored[rows] - self.right[rows]).square().mean(0).sqrt_()
-        noise = (self.twin[rows] - self.right[rows]).square().mean(0).sqrt_()
-        step = self.right[rows].square().mean(0).sqrt_() * _STEP[self.dtype]
-        return off > LIMIT * noise.maximum(step)
+        if int(rows.sum()) < _ROWS_OF_DIMENSIONS:
+            return []
+        right = self.right[rows]
+        off = (self.stored[rows] - right).abs_().median(0).values
+        noise = (self.twin[rows] - right).abs_().median(0).values
+        step = right.abs().median(0).values * _STEP[self.dtype]
+        found: list[int] = (off > LIMIT * noise.maximum(step)).nonzero().flatten().tolist()
+        return found

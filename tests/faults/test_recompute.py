@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from eagle3data.writers.dataset_writer import DatasetWriter
 from tests.faults.stored import States, StoredSet
 from tests.support import Command
 
+LAYERS = [2, 15, 27, 30]
 FINAL = 30
 ALL = 100
 
@@ -46,11 +47,22 @@ class OneLoad:
     ) -> RecomputingTarget:
         return self
 
-    def run(self, input_ids: Sequence[int], layers: Sequence[int]) -> Recomputed:
+    @property
+    def final_layer(self) -> int:
+        return self.target.final_layer
+
+    def run(
+        self, input_ids: Sequence[int], layers: Collection[int], twins: Collection[int]
+    ) -> Recomputed:
         key = tuple(input_ids)
         if key not in self.ran:
-            self.ran[key] = self.target.run(input_ids, layers)
-        return self.ran[key]
+            self.ran[key] = self.target.run(input_ids, range(self.final_layer + 1), twins)
+        states = {layer: self.ran[key].states[layer] for layer in layers}
+        return Recomputed(states=states, twins=self.ran[key].twins)
+
+    def at(self, input_ids: Sequence[int], layer: int) -> Any:
+        """Recomputed states of a layer."""
+        return self.run(input_ids, [layer], LAYERS).states[layer]
 
     def norm(self, states: Any) -> Any:
         return self.target.norm(states)
@@ -260,7 +272,7 @@ def test_another_layers_states(
     victims = names(stored) if whole else names(stored)[2:3]
     for victim in victims:
         ids = stored.row(victim)["input_ids"]
-        states = bfloat16.run(ids, stored.layers).states[like]
+        states = bfloat16.at(ids, like)
         stored.put(layer, victim, states.half().numpy())
     finding = only(check(stored))
     assert (finding.kind, finding.layer) == (kind, layer)
@@ -271,7 +283,7 @@ def test_another_layers_states(
 @pytest.mark.parametrize("times", [1, 2])
 def test_normed_states(stored: StoredSet, check: Check, bfloat16: OneLoad, times: int) -> None:
     for name in names(stored):
-        states = bfloat16.run(stored.row(name)["input_ids"], stored.layers).states[FINAL]
+        states = bfloat16.at(stored.row(name)["input_ids"], FINAL)
         for _ in range(times):
             states = bfloat16.norm(states)
         stored.put(FINAL, name, states.half().numpy())
@@ -284,7 +296,7 @@ def test_a_set_of_normed_states_that_says_so(
     stored: StoredSet, check: Check, bfloat16: OneLoad
 ) -> None:
     for name in names(stored):
-        states = bfloat16.run(stored.row(name)["input_ids"], stored.layers).states[FINAL]
+        states = bfloat16.at(stored.row(name)["input_ids"], FINAL)
         stored.put(FINAL, name, bfloat16.norm(states).half().numpy())
 
     def declare(manifest: dict[str, Any]) -> None:
@@ -340,6 +352,44 @@ def test_a_quarter_of_the_dimensions_lost(stored: StoredSet, check: Check) -> No
     finding = only(check(stored))
     assert (finding.kind, finding.sample_id, finding.layer) == ("states_differ", None, 15)
     assert "144 of 576 dimensions differ, between 144 and 287" in finding.detail
+
+
+@pytest.mark.parametrize("layer", [2, FINAL])
+def test_two_dimensions_exchanged(stored: StoredSet, check: Check, layer: int) -> None:
+    """Too little for any row to show it."""
+
+    def exchange(states: States) -> States:
+        states[:, [100, 200]] = states[:, [200, 100]]
+        return states
+
+    change(stored, exchange, names(stored), [layer])
+    finding = only(check(stored))
+    assert (finding.kind, finding.sample_id, finding.layer) == ("states_differ", None, layer)
+    assert "2 of 576 dimensions differ, between 100 and 200" in finding.detail
+
+
+def test_one_dimension_of_one_sample(stored: StoredSet, check: Check) -> None:
+    victim = names(stored)[2]
+
+    def lose(states: States) -> States:
+        states[:, 300] = 0
+        return states
+
+    change(stored, lose, [victim], [27])
+    finding = only(check(stored))
+    assert (finding.kind, finding.sample_id, finding.layer) == ("states_differ", victim, 27)
+    assert "1 of 576 dimensions differs: 300" in finding.detail
+
+
+def test_long_samples_keep_fewer_layers(
+    stored: StoredSet, check: Check, bfloat16: OneLoad, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eagle3data.validation.recompute._MOST_BYTES", 1 << 20)
+    victim = names(stored)[2]
+    states = bfloat16.at(stored.row(victim)["input_ids"], 14)
+    stored.put(15, victim, states.half().numpy())
+    finding = only(check(stored))
+    assert (finding.kind, finding.sample_id, finding.layer) == ("wrong_layer", victim, 15)
 
 
 def test_rows_in_another_order(stored: StoredSet, check: Check) -> None:
