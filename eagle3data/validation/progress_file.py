@@ -152,7 +152,10 @@ def why_unusable(path: Path) -> str | None:
     """Why `open_progress` would refuse a file; None where it would not."""
     try:
         with _opened(path) as file:
-            _lines(file.read(), path)
+            text = file.read()
+            _lines(text, path)
+            if not text:
+                path.unlink()  # nothing is to stay of having asked
     except InputError as error:
         return str(error)
     return None

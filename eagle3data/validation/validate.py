@@ -21,6 +21,7 @@ from eagle3data.validation.recomputed import Recomputing
 from eagle3data.validation.significance import FALSE_ALARM
 from eagle3data.validation.stage import Stage, silent, whole_units
 from eagle3data.validation.structure import Structure, check_structure
+from eagle3data.validation.summary import count_of
 
 _MEGABYTE = 1_000_000
 
@@ -163,9 +164,9 @@ def _contents_notes(contents: Contents, samples: int, record: ProgressFile | Non
     if record is not None and record.since is not None:
         began = datetime.datetime.fromtimestamp(record.since, datetime.UTC)
         yield (
-            f"{contents.recalled:,} shards were read by earlier runs that were interrupted, since "
-            f"{began:%Y-%m-%d %H:%M} UTC, and are as they were by their objects' times and sizes; "
-            "--afresh reads them again."
+            f"Earlier runs, which were interrupted, read {count_of(contents.recalled, 'shard')} of "
+            f"this, since {began:%Y-%m-%d %H:%M} UTC; by their objects' times and sizes they are "
+            "as they were. --afresh reads them again."
         )
     if record is not None and record.failure:
         yield f"This run could not be continued if it were interrupted: {record.failure}."

@@ -78,6 +78,7 @@ def test_a_check_is_noted_in_the_cache_and_leaves_nothing(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert run(str(stored.folder))[0] == 0
+    assert run(str(tmp_path / "nothing"))[0] == 2
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
     (tmp_path / "full").write_text("no folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "full"))
