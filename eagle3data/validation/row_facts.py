@@ -110,7 +110,7 @@ class RowCollector:
         )
 
     def _digest(self, bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint64]:
-        """A sum of the bits, four values a word, each word times an odd number of its own."""
+        """A sum over words of four values, each mixed with an odd number of its own."""
         rows, width = bits.shape
         padded = np.zeros((rows, -(-width // 4) * 4), np.uint16)
         padded[:, :width] = bits
@@ -118,8 +118,9 @@ class RowCollector:
         if self._factors is None:
             draw = np.random.default_rng(0)
             self._factors = draw.integers(0, 2**63, words.shape[1], np.uint64) * 2 + 1
-        found: npt.NDArray[np.uint64] = (words * self._factors).sum(1, dtype=np.uint64)
-        return found ^ (found >> np.uint64(29))
+        mixed = (words ^ (words >> np.uint64(29))) * self._factors
+        found: npt.NDArray[np.uint64] = (mixed ^ (mixed >> np.uint64(32))).sum(1, dtype=np.uint64)
+        return found
 
 
 def _some_rows(size: Floats) -> Floats:

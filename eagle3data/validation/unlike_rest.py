@@ -23,6 +23,7 @@ FEWEST_SAMPLES = 8
 """With fewer there is no rest to be unlike."""
 _FEWEST_ROWS = 8
 _QUANTILE = 0.75
+_TIMES_WITHIN = 1.5
 _FEWEST_TIMES = math.log(50)
 """Texts of another kind change single dimensions tenfold; this is far beyond."""
 _COMMON = 3
@@ -62,13 +63,10 @@ class Magnitudes:
         self._ids = sequences.ids.numpy()
         self._rows = [_behind_first(facts.log_rms, sequences, at) for at in range(len(sequences))]
         self._typical = np.array([_median(rows) for rows in self._rows])
-        within = [
-            np.abs(rows - typical)
-            for rows, typical in zip(self._rows, self._typical, strict=True)
-            if math.isfinite(typical)
-        ]
-        self.within = float(np.quantile(np.concatenate(within), 0.99)) if within else math.inf
-        """What one in a hundred rows differs from its sample's typical one by (log)."""
+        within = np.concatenate([_from_nearby(rows) for rows in self._rows])
+        self._usual = float(np.quantile(within, 0.99)) if len(within) else math.inf
+        self.within = _TIMES_WITHIN * self._usual
+        """Half as much again as one row in a hundred differs by (log) from those about it."""
         known = self._typical[np.isfinite(self._typical)]
         self._centre = float(np.median(known)) if len(known) else math.nan
         self._enough = len(known) >= FEWEST_SAMPLES
@@ -134,7 +132,7 @@ class Magnitudes:
             return
         common = np.zeros(jumps.shape[1])
         common[enough] = np.nanmedian(jumps[:, enough], axis=0)
-        limit = self._limit(common[enough])
+        limit = max(self._usual, reach(common[enough], self._log_alpha))
         for start, stop in _runs(np.abs(common) > limit):
             strongest = start + int(np.abs(common[start:stop]).argmax())
             yield Unlike(
@@ -148,6 +146,17 @@ class Magnitudes:
 def _behind_first(log_rms: Floats, sequences: Sequences, sample: int) -> Doubles:
     rows = log_rms[sequences.rows(sample)][FIRST_ROWS:].astype(np.float64)
     return np.where(np.isfinite(rows), rows, np.nan)
+
+
+def _from_nearby(rows: Doubles) -> Doubles:
+    """How far rows are from the median of the window that they are in."""
+    if len(rows) < _FEWEST_ROWS:
+        return rows[:0]
+    width = min(WINDOW, len(rows))
+    windows = rows[: len(rows) // width * width].reshape(-1, width)
+    off = np.abs(windows - np.median(windows, axis=1, keepdims=True)).ravel()
+    found: Doubles = off[np.isfinite(off)]
+    return found
 
 
 def _median(rows: Doubles) -> float:
