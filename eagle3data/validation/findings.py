@@ -37,6 +37,13 @@ REPAIR = "Run `eagle3data repair URL`, then `extract` again."
 """Advice for what has to be done again."""
 
 
+def reading_advice(kind: str) -> str:
+    """What to do about bytes that could not be read, or were not what was written."""
+    if kind == "object_unreadable":
+        return "Look at the disk or the network, then validate again: it may have passed."
+    return REPAIR
+
+
 class Severity(StrEnum):
     """An error makes the set faulty; a warning is legal but has gone wrong for others."""
 

@@ -23,7 +23,7 @@ from eagle3data.storage import layout
 from eagle3data.storage.arrays import chunk_codec
 from eagle3data.storage.shard_decoder import ShardDecoder
 from eagle3data.storage.shard_encoder import chunks_crc32c
-from eagle3data.validation.findings import REPAIR, Finding
+from eagle3data.validation.findings import REPAIR, Finding, reading_advice
 from eagle3data.validation.magnitudes import magnitude_faults, stated_statistics
 
 _PIECE_BYTES = 8 << 20
@@ -243,7 +243,7 @@ class ObjectCheck:
                 shard=self.rows.shard,
                 layer=self.layer,
                 token_range=token_range,
-                advice=REPAIR,
+                advice=reading_advice(kind),
             )
         )
 

@@ -13,7 +13,7 @@ from eagle3data.schema.errors import CorruptionError
 from eagle3data.schema.index import list_values
 from eagle3data.storage import layout
 from eagle3data.storage.arrays import chunk_codec
-from eagle3data.validation.findings import Finding
+from eagle3data.validation.findings import Finding, reading_advice
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,6 +100,7 @@ class ProbeSet:
                         sample_id=self.sample_id(position),
                         shard=self.shard(position),
                         layer=int(str(error.array).rsplit("/", 1)[-1]) if error.array else None,
+                        advice=reading_advice(error.kind),
                         chance=0.0,
                     )
                 )

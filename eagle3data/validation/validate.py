@@ -14,7 +14,7 @@ from eagle3data.schema.errors import CorruptionError, InputError
 from eagle3data.storage import layout
 from eagle3data.storage.root import Root
 from eagle3data.validation.contents import Contents, check_contents, stored_bytes
-from eagle3data.validation.findings import Checked, Finding, Level, Report
+from eagle3data.validation.findings import REPAIR, Checked, Finding, Level, Report
 from eagle3data.validation.overview import overview_of
 from eagle3data.validation.progress_file import ProgressFile, open_progress
 from eagle3data.validation.recomputed import Recomputing
@@ -119,7 +119,7 @@ def _open(url: str, report: Report) -> Dataset | None:
     try:
         return open_dataset(url)
     except (CorruptionError, InputError) as error:
-        report.add([Finding(kind="index_corrupt", detail=str(error))])
+        report.add([Finding(kind="index_corrupt", detail=str(error), advice=REPAIR)])
         return None
 
 

@@ -18,6 +18,7 @@ import pytest
 from eagle3data import open_dataset
 from eagle3data.schema.errors import InputError
 from eagle3data.schema.manifest import Codec
+from eagle3data.storage.mapped import LocalObject
 from eagle3data.storage.root import Root
 from eagle3data.storage.tombstones import bury
 from eagle3data.validation import contents, progress_file
@@ -284,3 +285,18 @@ def test_an_unmeasured_sample_of_a_changed_object_is_found(
     report = validate(str(folder), "full")
     kinds = {(f.kind, f.sample_id, f.layer) for f in report.errors if f.kind != "mask_empty"}
     assert ("nonfinite", dataset.index["sample_id"][position].as_py(), 6) in kinds
+
+
+def test_a_disk_that_fails_is_no_reason_to_repair(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: LocalObject, start: int, stop: int) -> object:
+        if stop < self.size and self.size > 4096:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(self, start, stop)
+
+    read = LocalObject.read
+    monkeypatch.setattr(LocalObject, "read", failing)
+    report = validate(str(folder), "full")
+    assert {finding.kind for finding in report.errors} == {"object_unreadable"}
+    assert {"repair" in (finding.advice or "") for finding in report.errors} == {False}

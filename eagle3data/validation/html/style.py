@@ -48,7 +48,7 @@ dd { margin: 0; font-weight: 600; overflow-wrap: anywhere; }
 figure { margin: 0; background: var(--card); border: 1px solid var(--line); border-radius: 10px;
   padding: 0.7rem 0.8rem 0.5rem; min-width: 0; }
 figcaption { font-size: 0.88rem; }
-svg.plot { width: 100%; height: auto; display: block; }
+svg.plot { width: 100%; max-width: 26rem; height: auto; display: block; margin: 0 auto; }
 .plot text { font: 11.5px system-ui, "DejaVu Sans", sans-serif; fill: var(--quiet); }
 .plot text.value { fill: var(--ink); font-size: 11px; }
 .plot .grid, .plot .axis { stroke: var(--line); fill: none; }
