@@ -20,6 +20,7 @@ FLOOR = {
     "validation": 3,
     "trainer": 3,
     "bench": 4,
+    "evaluation": 4,
     "cli": 5,
 }
 # Rooms on one floor don't know each other, but for what is named here.

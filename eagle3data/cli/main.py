@@ -28,6 +28,7 @@ COMMANDS = (
     "copy",
     "train",
     "export",
+    "evaluate",
     "bench",
 )
 """Each lives in the module of its name, whose top imports nothing heavy: `--help` is quick."""

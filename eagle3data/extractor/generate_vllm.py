@@ -27,6 +27,7 @@ class VllmGenerator:
 
     Attributes:
         window: conversations that it wants at a time; vLLM decides how many of them run at once.
+        llm_engine: vLLM's.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class VllmGenerator:
         self._open: dict[str, Talk] = {}
         self._made = 0
         try:
-            self._engine = start_engine(chosen, in_process=True)
+            self.llm_engine = start_engine(chosen, in_process=True)
         except BaseException:
             self.close()
             raise
@@ -55,7 +56,7 @@ class VllmGenerator:
     def converse(self, talks: Sequence[Talk]) -> Iterator[Talk]:
         """Answer a window; a talk's next turn is asked as soon as the one before is answered."""
         # What earlier windows left there would be another batch than a run that begins here has.
-        self._engine.reset_prefix_cache()
+        self.llm_engine.reset_prefix_cache()
         for talk in talks:
             self._ask(talk)
         while self._open:
@@ -69,8 +70,8 @@ class VllmGenerator:
 
     def close(self) -> None:
         """End the engine's processes and wait until they are gone."""
-        if hasattr(self, "_engine"):
-            self._engine.engine_core.shutdown()
+        if hasattr(self, "llm_engine"):
+            self.llm_engine.engine_core.shutdown()
         end_own_children(keep=self._others)
         self._run.close()
 
@@ -90,7 +91,7 @@ class VllmGenerator:
         self._made += 1
         name = str(self._made)
         try:
-            self._engine.add_request(name, prompt, params)
+            self.llm_engine.add_request(name, prompt, params)
         except ValueError as error:
             raise EngineError(f"vLLM refuses a conversation: {error}") from error
         self._open[name] = talk
@@ -98,7 +99,7 @@ class VllmGenerator:
     def _step(self) -> list[Any]:
         """One step of the engine; the answers that it has finished."""
         try:
-            return [output for output in self._engine.step() if output.finished]
+            return [output for output in self.llm_engine.step() if output.finished]
         except RuntimeError as error:
             raise EngineError(
                 f"vLLM ended in the middle of its work ({error}); its own messages above say why. "

@@ -9,17 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from eagle3data.extractor.asked import Asked, read_asked
 from eagle3data.extractor.chat import ChatEncoder, context_length
 from eagle3data.extractor.engines.choice import EngineOptions, choose_engine
 from eagle3data.extractor.generate import Generator, GeneratorOptions, Talk, load_generator
-from eagle3data.extractor.messages import Message, RowError, normalise_messages, row_messages
-from eagle3data.extractor.sources import RejectsFile, output_file, read_rows, scalars
+from eagle3data.extractor.messages import Message
+from eagle3data.extractor.sources import RejectsFile, output_file
 from eagle3data.schema.errors import InputError, MismatchError
 
 _BY = "regenerated_by"
-_HEADER_TOKENS = 64
-"""Room for what a chat template writes around each turn."""
-_ASKED = ("messages", "conversations", "prompt", "turns")
 
 
 @dataclass(kw_only=True)
@@ -66,20 +64,6 @@ class RegenerateReport:
     new_tokens: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """A conversation with its answers left out: blocks of messages, each to be answered.
-
-    Attributes:
-        longest: tokens that it may have with its answers.
-    """
-
-    place: str
-    blocks: list[list[Message]]
-    longest: int
-    extra: dict[str, str]
-
-
 def regenerate(
     sources: Sequence[str],
     model: str,
@@ -117,7 +101,7 @@ def regenerate(
     target = output_file(out, sources)
     rejects = RejectsFile.beside(target)
     report = RegenerateReport(conversations=str(out), rejects=str(rejects.path))
-    asked = _read(sources, rejects, encoder, limit, options.max_new_tokens)
+    asked = read_asked(sources, rejects.add, encoder, limit, options.max_new_tokens)
     report.rows = len(asked) + len(rejects.reasons)
     if not report.rows:
         raise InputError(f"{', '.join(sources)}: no rows in there.")
@@ -150,24 +134,24 @@ def regenerate(
     return report
 
 
-def _generator_options(options: RegenerateOptions, asked: list[_Asked]) -> GeneratorOptions:
+def _generator_options(options: RegenerateOptions, asked: list[Asked]) -> GeneratorOptions:
     return GeneratorOptions(
         dtype=options.dtype,
         max_new_tokens=options.max_new_tokens,
         temperature=options.temperature,
         batch_size=options.batch_size,
-        longest=max(row.longest + _HEADER_TOKENS * len(row.blocks) for row in asked),
+        longest=max(row.longest for row in asked),
         engine=options.engine,
     )
 
 
 def _answered(
-    asked: list[_Asked],
+    asked: list[Asked],
     report: RegenerateReport,
     generator: Generator,
     options: RegenerateOptions,
     on_rows: Callable[[int, int], None],
-) -> Iterator[list[tuple[_Asked, list[Message]]]]:
+) -> Iterator[list[tuple[Asked, list[Message]]]]:
     """Answered rows, a window at a time."""
     window = generator.window
     for begin in range(report.kept - report.kept % window, len(asked), window):
@@ -188,66 +172,11 @@ def _answered(
         ]
 
 
-def _read(
-    sources: Sequence[str],
-    rejects: RejectsFile,
-    encoder: ChatEncoder,
-    limit: int | None,
-    max_new_tokens: int,
-) -> list[_Asked]:
-    asked = []
-    for row in read_rows(sources):
-        try:
-            if row.value is None:
-                raise RowError(row.problem)
-            blocks = _blocks(_questions(row.value))
-            length = len(encoder.prompt_ids([message for block in blocks for message in block]))
-            longest = length + max_new_tokens * len(blocks)
-            if limit is not None and longest > limit:
-                raise RowError(
-                    f"too long: up to {longest} tokens with its answers, the context is {limit}"
-                )
-            extra = scalars(row.value, [*_ASKED, "source"])
-            asked.append(_Asked(place=row.place, blocks=blocks, longest=longest, extra=extra))
-        except RowError as error:
-            rejects.add(row, str(error))
-    return asked
-
-
 def _unheard(_rows: int, _tokens: int) -> None:
     """Nobody wants to know of progress."""
 
 
-def _questions(row: dict[str, Any]) -> list[Message]:
-    messages = row_messages(row)
-    if messages is not None:
-        return messages
-    turns = row.get("turns") if row.get("turns") is not None else row.get("prompt")
-    if turns is None:
-        raise RowError("neither `messages`, `conversations`, `turns` nor `prompt` in the row")
-    if isinstance(turns, list) and turns and isinstance(turns[0], dict):
-        return normalise_messages(turns)
-    given = turns if isinstance(turns, list) else [turns]
-    return normalise_messages([{"role": "user", "content": turn} for turn in given])
-
-
-def _blocks(messages: list[Message]) -> list[list[Message]]:
-    """Cut a conversation after every user message, without its old answers."""
-    blocks: list[list[Message]] = [[]]
-    for message in messages:
-        if message["role"] == "tool":
-            raise RowError("tool results: the tools can't be called again")
-        if message["role"] == "assistant":
-            continue
-        blocks[-1].append(message)
-        if message["role"] == "user":
-            blocks.append([])
-    if len(blocks) == 1:
-        raise RowError("no user message to answer")
-    return blocks[:-1]
-
-
-def _resume(path: Path, asked: list[_Asked], settings: dict[str, Any]) -> int:
+def _resume(path: Path, asked: list[Asked], settings: dict[str, Any]) -> int:
     """How many complete lines an earlier run left; what follows them is cut off.
 
     Raises:
@@ -270,7 +199,7 @@ def _resume(path: Path, asked: list[_Asked], settings: dict[str, Any]) -> int:
 
 
 def _require_same(
-    path: Path, row: int, line: bytes, asked: list[_Asked], settings: dict[str, Any]
+    path: Path, row: int, line: bytes, asked: list[Asked], settings: dict[str, Any]
 ) -> None:
     try:
         found = json.loads(line)
