@@ -92,7 +92,9 @@ def check_meaning(
     found.measured.probed = found.samples
     found.measured.layers = [_measured(view, checks, readings, len(picked)) for view in views]
     _identity_notes(views, found, trained=head is not None and next_token.is_trained(head))
-    found.confidence.append(_coverage(views, found.samples, len(dataset)))
+    found.confidence.append(
+        _coverage(views, found.samples, len(dataset), witnessed=found.measured.witness is not None)
+    )
     found.bytes_read = probe.bytes_read
     return found
 
@@ -241,13 +243,19 @@ def _identity_notes(views: Sequence[LayerView], found: Meaning, *, trained: bool
     )
 
 
-def _coverage(views: Sequence[LayerView], looked_at: int, total: int) -> str:
+def _coverage(views: Sequence[LayerView], looked_at: int, total: int, *, witnessed: bool) -> str:
     alone = views[0].enough
+    layers = f"at every one of {len(views)} layers" if len(views) > 1 else "at its one layer"
     if looked_at >= total:
-        return f"All {total:,} samples were probed, {alone:,} of them long enough to judge alone."
+        return (
+            f"All {total:,} samples were probed {layers}, {alone:,} of them long enough to judge "
+            "alone."
+        )
     share = caught_share(alone, total)
     return (
-        f"{looked_at:,} of {total:,} samples were probed, {alone:,} of them long enough to judge "
-        f"alone: if {share:.1%} or more of the samples were bad, one would have been met with "
-        "95 % probability."
+        f"{looked_at:,} of {total:,} samples were probed {layers}, {alone:,} of them long enough "
+        f"to judge alone: if {share:.1%} or more of the samples were bad, one would have been met "
+        "with 95 % probability. Of the others only the index statistics"
+        + (" and the last row's witness" if witnessed else "")
+        + " were looked at."
     )

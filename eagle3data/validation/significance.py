@@ -45,8 +45,30 @@ def caught_share(looked_at: int, total: int, sure: float = 0.95) -> float:
     """Smallest share of bad samples of which at least one would have been looked at.
 
     Of a set with that share of bad samples, `looked_at` samples picked without regard to
-    them hold a bad one with probability `sure`.
+    them hold a bad one with probability `sure`: the hypergeometric chance of none is below
+    the rest.
     """
     if looked_at >= total:
         return 1 / max(total, 1)
-    return float(1 - (1 - sure) ** (1 / max(looked_at, 1)))
+    if looked_at <= 0:
+        return 1.0
+    few, many = 1, total - looked_at + 1  # so many bad samples can't all be missed
+    while few < many:
+        bad = (few + many) // 2
+        if _log_chance_of_none(bad, looked_at, total) <= math.log(1 - sure):
+            many = bad
+        else:
+            few = bad + 1
+    return few / total
+
+
+def _log_chance_of_none(bad: int, looked_at: int, total: int) -> float:
+    """Log probability that `looked_at` of `total` samples hold none of `bad` ones."""
+    if bad > total - looked_at:
+        return -math.inf
+    return (
+        math.lgamma(total - bad + 1)
+        - math.lgamma(total - bad - looked_at + 1)
+        - math.lgamma(total + 1)
+        + math.lgamma(total - looked_at + 1)
+    )

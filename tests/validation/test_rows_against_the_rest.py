@@ -216,6 +216,19 @@ def test_rounding_is_no_contradiction() -> None:
     assert contradicting(samples, noisy) == []
 
 
+def test_massive_dimensions_that_round_wildly_are_no_contradiction() -> None:
+    samples, states = begun_alike(12, 20)
+    for at, rows in enumerate(states):
+        rows[:, :2] = 20_000 * (1 + 0.3 * at)
+    assert contradicting(samples, states) == []
+
+
+def test_an_eighth_of_the_dimensions_contradicts() -> None:
+    samples, states = begun_alike(12, 20)
+    states[5][:, 8:16] = states[6][:, 8:16].roll(1, 0)
+    assert contradicting(samples, states) == [5]
+
+
 def test_contexts_with_something_unseen_in_them_are_not_accused() -> None:
     """An image behind placeholder tokens: the group shows that its tokens don't explain it."""
     samples, _ = begun_alike(12, 20)

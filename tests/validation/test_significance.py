@@ -35,5 +35,17 @@ def test_the_side_matters() -> None:
 
 def test_share_of_bad_samples_that_would_have_been_met() -> None:
     assert caught_share(300, 300) == pytest.approx(1 / 300)
+    assert caught_share(39, 40) == pytest.approx(1 / 40)
+    assert caught_share(0, 40) == 1
     share = caught_share(300, 100_000)
-    assert 1 - (1 - share) ** 300 == pytest.approx(0.95)
+    assert 1 - (1 - share) ** 300 == pytest.approx(0.95, abs=2e-3)
+
+
+@pytest.mark.parametrize(("looked_at", "total"), [(3, 20), (10, 20), (17, 20)])
+def test_that_share_is_the_smallest(looked_at: int, total: int) -> None:
+    bad = round(caught_share(looked_at, total) * total)
+
+    def missed(count: int) -> float:
+        return math.comb(total - count, looked_at) / math.comb(total, looked_at)
+
+    assert missed(bad) <= 0.05 < missed(bad - 1)
