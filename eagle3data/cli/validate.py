@@ -15,6 +15,7 @@ from eagle3data.schema.errors import InputError
 
 if TYPE_CHECKING:
     from eagle3data.extractor.recompute import Recompute
+    from eagle3data.validation.findings import Report
 
 _READ_BYTES = ("full", "all")
 _EXIT_CODES = {"clean": 0, "faulty": 1, "undetermined": 3}
@@ -52,6 +53,12 @@ def validate(
     afresh: Annotated[
         bool, typer.Option("--afresh", help="Read everything, whatever an interrupted check read.")
     ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Written by `validate --json`; shown in place of looking again."
+        ),
+    ] = None,
     html: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the report as one self-contained page too."),
@@ -69,21 +76,32 @@ def validate(
     if html is not None:
         _require_writable(html)
     try:
-        report = run(
-            url,
-            level,
-            model,
-            revision,
-            trust_remote_code=trust_remote_code,
-            recompute=_recompute(recompute),
-            stage=_stage,
-            resume=resume or _noted_in(url, level),
-            afresh=afresh,
+        found = (
+            _read_report(report, url)
+            if report is not None
+            else run(
+                url,
+                level,
+                model,
+                revision,
+                trust_remote_code=trust_remote_code,
+                recompute=_recompute(recompute),
+                stage=_stage,
+                resume=resume or _noted_in(url, level),
+                afresh=afresh,
+            )
         )
     except KeyboardInterrupt:
         if level in _READ_BYTES:
             err.print("What was read is noted; the same command goes on from there.")
         raise
+    _tell(found, html, json=json)
+    if not found.ok:
+        raise typer.Exit(_EXIT_CODES[found.verdict.value])
+
+
+def _tell(report: Report, html: Path | None, *, json: bool) -> None:
+    """The report in every way that was asked for."""
     if html is not None:
         from eagle3data.validation.html.page import report_page
 
@@ -95,8 +113,15 @@ def validate(
         from eagle3data.cli.report import show_report
 
         show_report(report)
-    if report.verdict.value != "clean":
-        raise typer.Exit(_EXIT_CODES[report.verdict.value])
+
+
+def _read_report(file: Path, url: str) -> Report:
+    from eagle3data.validation.findings import Report
+
+    report = Report.from_json(file.read_bytes())
+    if report.url != url:
+        raise InputError(f"{file} is a report of {report.url}, not of {url}.")
+    return report
 
 
 def _recompute(samples: int | None) -> Recompute | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,19 @@ def test_page(stored: StoredSet, tmp_path: Path) -> None:
     assert "Clean" in file.read_text()
     code, _ = run(str(stored.folder), "--html", str(tmp_path / "nowhere" / "report.html"))
     assert code == 2
+
+
+def test_a_saved_report_is_shown_again(stored: StoredSet, tmp_path: Path) -> None:
+    url = str(stored.folder)
+    stored.object_of(6, stored.rows()[2]["sample_id"]).unlink()
+    code, saved = run(url, "--json")
+    assert code == 1
+    file, page = tmp_path / "report.json", tmp_path / "report.html"
+    file.write_text(saved)
+    shutil.rmtree(stored.folder)
+    assert run(url, "--report", str(file), "--html", str(page), "--json") == (1, saved)
+    assert "object_missing" in page.read_text()
+    assert run("./other", "--report", str(file))[0] == 2
 
 
 def test_resume(stored: StoredSet, tmp_path: Path) -> None:
