@@ -22,7 +22,7 @@ from eagle3data.validation.token_identity import Sequences
 Words = npt.NDArray[np.uint64]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Repeated:
     """Rows of one sample that other rows of other contexts are equal to.
 
@@ -31,6 +31,7 @@ class Repeated:
         rows: first and past-the-last place of such rows.
         count: how many they are.
         other: the sample that holds most of the equal rows; itself where they are its own.
+        equal: `[count, 2]` each row and the one that it is equal to, among all rows.
         outvoted: most of the rows are held by more samples of another context, which agree.
         shift: how many places on lies the token of its own whose state most rows hold, if one.
     """
@@ -39,6 +40,7 @@ class Repeated:
     rows: tuple[int, int]
     count: int
     other: int
+    equal: npt.NDArray[np.int64]
     outvoted: bool
     shift: int | None
 
@@ -136,6 +138,7 @@ def _gathered(
         rows=(equal[0].row - first, equal[-1].row + 1 - first),
         count=len(equal),
         other=others.most_common(1)[0][0],
+        equal=np.array([(one.row, one.other) for one in equal]),
         outvoted=2 * sum(one.outvoted for one in equal) > len(equal),
         shift=shift if 2 * votes > len(equal) else None,
     )

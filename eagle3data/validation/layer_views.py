@@ -84,8 +84,8 @@ def look(
         return states
 
     rows, profile = features(read, len(sequences))
-    checks.look(layer, collector.facts())
     agreement = measure(rows, sequences, classes, log_alpha)
+    checks.look(layer, collector.facts(), agreement.right.numpy())
     judge = SampleJudge(agreement, sequences, log_alpha)
     empty = rows.abs().amax(1) == 0
     broken = list(_broken(probe, sequences, layer, empty))

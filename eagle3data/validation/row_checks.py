@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from eagle3data.validation import duplicates, same_context
 from eagle3data.validation.findings import REPAIR, Finding, Severity
@@ -26,6 +27,8 @@ from eagle3data.validation.unlike_rest import (
     unlike_dimensions,
 )
 
+Flags = npt.NDArray[np.bool_]
+
 FEWEST_SMALL = 0.01
 """Of normal numbers 0.05 lie below 1/16 of their rms; of bfloat16's bits read as float16 nearly
 none do, since that draws all magnitudes together."""
@@ -34,6 +37,7 @@ MOST_AT_THE_TOP = 8
 OTHER_ROUNDING = 0.05
 EMBEDDINGS = 0.5
 _FEWEST_TOKENS = 16
+_FEWEST_RIGHT = 3
 NAMING = ("shifted", "swapped_samples")
 """Kinds that say what happened to a sample, which makes the others superfluous."""
 AGAIN = "Extract again."
@@ -85,8 +89,14 @@ class RowChecks:
         """To be shown every sample of a layer."""
         return RowCollector(same_context.wanted_rows(self._groups))
 
-    def look(self, layer: int, facts: RowFacts) -> None:
-        """Check what a collector gathered."""
+    def look(self, layer: int, facts: RowFacts, right: Flags | None = None) -> None:
+        """Check what a collector gathered.
+
+        Args:
+            layer: canonical id.
+            facts: of its rows.
+            right: `[R]` rows that name their own token, by the identity probe.
+        """
         magnitudes = Magnitudes(facts, self._sequences, self._log_alpha)
         self.within[layer] = magnitudes.within
         self.rms[layer] = rms_by_position(facts, self._place)
@@ -96,7 +106,7 @@ class RowChecks:
             *self._constant(facts),
             *self._rounded(facts),
             *self._contradicting(facts),
-            *(self._repeated(facts) if layer > 0 else []),
+            *(self._repeated(facts, right) if layer > 0 else []),
             *(_unlike(found) for found in magnitudes.unlike()),
             *self._dimensions(facts),
         ]
@@ -201,7 +211,7 @@ class RowChecks:
                     rows=(0, group.tokens),
                 )
 
-    def _repeated(self, facts: RowFacts) -> Iterator[Seen]:
+    def _repeated(self, facts: RowFacts, right: Flags | None) -> Iterator[Seen]:
         share, tokens = duplicates.token_only_share(self._sequences, facts.digest)
         if tokens >= _FEWEST_TOKENS and share > EMBEDDINGS:
             yield Seen(
@@ -216,7 +226,8 @@ class RowChecks:
         for found in duplicates.repeated_rows(
             self._sequences, self._contexts, facts.digest, usable
         ):
-            yield self._equal(found)
+            if right is None or not _is_the_original(found, right):
+                yield self._equal(found)
 
     def _equal(self, found: duplicates.Repeated) -> Seen:
         """What equal rows mean: shifted, another text's, or no more than that they are equal."""
@@ -224,7 +235,7 @@ class RowChecks:
         other = "each other" if own else f"rows of sample {self._id(found.other)}"
         said = f"{found.count} of its rows are equal to {other} to the bit, though what came "
         said += "before them is not"
-        kind, detail = "duplicate_rows", f"{said}."
+        kind, detail = "duplicate_rows", f"{said}." if own else f"{said}; one of the two is wrong."
         if not own and found.outvoted and found.shift:
             kind = "shifted"
             detail = f"row t holds the state of token t{found.shift:+d}: {said}."
@@ -249,6 +260,12 @@ class RowChecks:
                 "samples.",
                 expected="magnitudes like the other samples'",
             )
+
+
+def _is_the_original(found: duplicates.Repeated, right: Flags) -> bool:
+    """Whether the rows name their own tokens, and those that are equal to them do not."""
+    own, others = right[found.equal].sum(0).tolist()
+    return bool(own >= _FEWEST_RIGHT and own > 3 * others)
 
 
 _REGARDLESS = ("misread_bits", "clipped", "constant_dimensions", "context_free")

@@ -152,3 +152,71 @@ def test_a_fault_in_one_shard_only(
     report = semantic(stored, smollm2)
     assert {f.sample_id for f in report.findings if f.kind == kind} == set(bad)
     assert {finding.shard for finding in report.findings} == {2}
+
+
+def fp8(states: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(states).to(torch.float8_e4m3fn).half().numpy()
+
+
+def int8(states: Any) -> Any:
+    step = np.abs(states.astype(np.float32)).max(1, keepdims=True) / 127
+    return (np.round(states / step) * step).astype(np.float16)
+
+
+def noisy(states: Any) -> Any:
+    """A tenth of each row's size, rounded as the rest is."""
+    import torch
+
+    size = np.median(np.abs(states.astype(np.float32)), axis=1, keepdims=True)
+    noise = size * np.random.default_rng(0).standard_normal(states.shape)
+    return torch.from_numpy(states + 0.15 * noise).bfloat16().half().numpy()
+
+
+def mean_of_neighbours(states: Any) -> Any:
+    return ((states.astype(np.float32) + np.roll(states, -1, axis=0)) / 2).astype(np.float16)
+
+
+def centred(states: Any) -> Any:
+    return states - states.mean(1, keepdims=True, dtype=np.float32).astype(np.float16)
+
+
+def unit(states: Any) -> Any:
+    size = np.sqrt(np.square(states.astype(np.float32)).mean(1, keepdims=True))
+    return (states / size).astype(np.float16)
+
+
+def slice_of_another_row(states: Any) -> Any:
+    """One of eight devices a token behind the others."""
+    states[:, 72:144] = np.roll(states[:, 72:144], 1, axis=0)
+    return states
+
+
+CORRUPTIONS: dict[str, Callable[[Any], Any]] = {
+    "reversed": lambda states: states[::-1],
+    "every row twice": lambda states: np.repeat(states, 2, axis=0)[: len(states)],
+    "turned": lambda states: np.ascontiguousarray(states.T).reshape(states.shape),
+    "signs": lambda states: -states,
+    "dimensions rolled": lambda states: np.roll(states, 1, axis=1),
+    "slice of another row": slice_of_another_row,
+    "mean of neighbours": mean_of_neighbours,
+    "mean subtracted": centred,
+    "unit rows": unit,
+    "fp8": fp8,
+    "int8": int8,
+    "a tenth of noise": noisy,
+    "last row twice": lambda states: np.concatenate([states[:-1], states[-2:-1]]),
+}
+
+
+def test_corruptions_of_many_kinds_at_one_layer(stored: StoredSet) -> None:
+    """Each in a sample of its own at one layer; no model is asked."""
+    victims = {f"talk-{2 * at + 5:02d}": name for at, name in enumerate(CORRUPTIONS)}
+    for layer in (15, FINAL):
+        for number, (victim, name) in enumerate(victims.items()):
+            if (number % 2 == 0) == (layer == FINAL):
+                stored.put(layer, victim, CORRUPTIONS[name](stored.states(layer, victim)))
+    stored.account()
+    found = kinds(semantic(stored, None))
+    assert set(found) == set(victims)
