@@ -12,18 +12,17 @@ import pyarrow as pa
 
 from eagle3data.schema.errors import CorruptionError, InputError
 from eagle3data.schema.index import INDEX_SCHEMA, check_schema, rows_digest
-from eagle3data.schema.layers import missing_final_layer
 from eagle3data.schema.manifest import Manifest
-from eagle3data.schema.target import describe_target
 from eagle3data.storage import layout
 from eagle3data.storage.committed import gathered_pieces
 from eagle3data.storage.gathered import Parts
 from eagle3data.storage.root import Root
 from eagle3data.storage.tombstones import list_tombstones
 from eagle3data.validation.array_metadata import check_array_metadata
-from eagle3data.validation.findings import REPAIR, Finding, Severity
+from eagle3data.validation.findings import REPAIR, Finding
 from eagle3data.validation.hidden import keys_by_shard, visible_rows
 from eagle3data.validation.index_rows import check_rows
+from eagle3data.validation.manifest_checks import check_layers, check_target
 from eagle3data.validation.part_facts import stated_objects
 from eagle3data.validation.plan_rows import check_plan
 from eagle3data.validation.stage import Stage, silent
@@ -81,9 +80,9 @@ def check_structure(
         ManifestError: a manifest that can't be read.
     """
     found = Structure(manifest=layout.read_manifest(root))
-    found.findings += _manifest(found.manifest)
+    found.findings += check_layers(found.manifest)
     if model is not None:
-        found.findings += _model(found.manifest, model, revision)
+        found.findings += check_target(found.manifest, model, revision)
     shards = layout.committed_shards(root)
     index = root.sizes("index")
     found.bytes_read = sum(index.get(layout.index_part(shard), 0) for shard in shards)
@@ -103,57 +102,6 @@ def check_structure(
     found.findings += check_plan(root, found.visible, tombstones, held)
     found.findings += check_array_metadata(root, found.manifest)
     return found
-
-
-def _manifest(manifest: Manifest) -> Iterator[Finding]:
-    layers, n = manifest.layers, manifest.final_layer
-    missing = missing_final_layer(layers, n)
-    if missing is not None:
-        # A list that stops exactly one short is the published mistake (ids counted by the
-        # layers' outputs); a list of aux layers only can be meant.
-        yield Finding(
-            kind="wrong_final_layer",
-            severity=Severity.ERROR if layers[-1] == n - 1 else Severity.WARNING,
-            layer=layers[-1],
-            detail=f"layers {layers} of a target of {n} layers: {missing}",
-            expected=f"layer {n} among them",
-            advice="Extract again with --layers auto, or say whose numbering the ids are in.",
-        )
-
-
-def _model(manifest: Manifest, model: str, revision: str | None) -> Iterator[Finding]:
-    target, tokenizer = describe_target(model, revision)
-    made = manifest.target
-    differing = [
-        f"{name} {getattr(made, name)} against {getattr(target, name)}"
-        for name in ("architecture", "num_hidden_layers", "hidden_size", "vocab_size")
-        if getattr(made, name) != getattr(target, name)
-    ]
-    if made.config_digest != target.config_digest:
-        yield Finding(
-            kind="wrong_model",
-            detail=f"the set was made for {made.name}, its config is not that of {model}"
-            + (f": {'; '.join(differing)}." if differing else " (another revision?)."),
-            expected=f"config digest {made.config_digest}",
-            advice="Give the model and revision that the set was made for.",
-        )
-    if None not in (made.revision, target.revision) and made.revision != target.revision:
-        yield Finding(
-            kind="wrong_model",
-            detail=f"the set was made for revision {made.revision}, given is {target.revision}.",
-            advice="Give the revision that the set was made for.",
-        )
-    for name in ("digest", "chat_template_digest"):
-        own, given = getattr(manifest.tokenizer, name), getattr(tokenizer, name)
-        if own is not None and own != given:
-            what = "tokenizer" if name == "digest" else "chat template"
-            yield Finding(
-                kind="wrong_tokenizer",
-                severity=Severity.ERROR if name == "digest" else Severity.WARNING,
-                detail=f"the set's {what} is not the model's.",
-                expected=f"{what} digest {own}, found {given}",
-                advice="Prepare and extract again with this model's tokenizer.",
-            )
 
 
 _Part = tuple[pa.Table, dict[str, Any]]
