@@ -302,7 +302,7 @@ class _WitnessWatch:
         if bad and not whole:
             at = bad[0]
             return _Problem(
-                kind="witness",
+                kind="witness_mismatch",
                 shard=shard,
                 sample_id=mine[at].sample_id,
                 text="the engine's own next token does not follow from the last state of "
@@ -315,7 +315,7 @@ class _WitnessWatch:
 
     def _of_the_run(self, reading: Reading, shard: int) -> _Problem:
         return _Problem(
-            kind="witness",
+            kind="witness_mismatch",
             shard=shard,
             text="the engine's own next token follows from its last state in "
             f"{int(reading.agrees().sum())} of {len(reading.difference)} samples only (its "
