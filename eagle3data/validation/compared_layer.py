@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from eagle3data.validation.row_causes import STRANGE, Cause
-from eagle3data.validation.row_errors import LIMIT, RowErrors
+from eagle3data.validation.row_errors import RowErrors
 from eagle3data.validation.significance import is_above
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Stretch:
     cause: Cause
 
 
-def stretches(compared: ComparedLayer, spread: float, log_alpha: float) -> list[Stretch]:
+def stretches(compared: ComparedLayer, allowed: float, log_alpha: float) -> list[Stretch]:
     """The wrong stretches of a layer.
 
     A row that is another known row proves itself. A row that is merely too far off may be one on
@@ -110,12 +110,12 @@ def stretches(compared: ComparedLayer, spread: float, log_alpha: float) -> list[
 
     Args:
         compared: the layer.
-        spread: how many times more the set's engine rounds than the twin, at least 1.
+        allowed: units that a right row of the set may be off by.
         log_alpha: log threshold of one test.
     """
     units = compared.units.tolist()
     causes = [
-        None if cause == STRANGE and units[at] <= LIMIT * spread else cause
+        None if cause == STRANGE and units[at] <= allowed else cause
         for at, cause in enumerate(compared.causes)
     ]
     at = [row for row, cause in enumerate(causes) if cause is not None]
@@ -130,12 +130,16 @@ def stretches(compared: ComparedLayer, spread: float, log_alpha: float) -> list[
         or is_above(stretch.bad, stretch.rows[1] - stretch.rows[0], RATE, log_alpha)
     ]
     loose = [stretch for stretch in found if stretch.cause == STRANGE]
+    if not loose:
+        return found
+    first, last = loose[0].rows[0], loose[-1].rows[1]
     bad = sum(stretch.bad for stretch in loose)
-    if 2 * bad >= len(causes):
-        # The sample as a whole is off; that some rows of it are less so is no end of the fault.
-        everything = Stretch(rows=(0, len(causes)), whole=True, bad=bad, cause=STRANGE)
-        return [everything, *(stretch for stretch in found if stretch not in loose)]
-    return found
+    if 2 * bad < last - first:
+        return found
+    # One fault; that some rows between are less off is no end of it.
+    whole = first <= GAP and last >= len(causes) - GAP and 2 * bad >= len(causes)
+    one = Stretch(rows=(first, last), whole=whole, bad=bad, cause=STRANGE)
+    return [one, *(stretch for stretch in found if stretch not in loose)]
 
 
 def _stretch(rows: list[int], causes: list[Cause | None]) -> Stretch:
@@ -152,7 +156,7 @@ def _stretch(rows: list[int], causes: list[Cause | None]) -> Stretch:
 def _common(causes: list[Cause]) -> Cause:
     """What most rows of a stretch are."""
     cause, count = Counter(causes).most_common(1)[0]
-    if 2 * count >= len(causes):
+    if 2 * count > len(causes):
         return cause
     moved = sum(cause.kind == "shifted" for cause in causes)
     if 2 * moved >= len(causes):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -11,21 +10,19 @@ import numpy as np
 
 from eagle3data.readers.dataset import Dataset
 from eagle3data.schema.sample import Sample
-from eagle3data.validation.compared_layer import (
-    ComparedLayer,
-    Stretch,
-    dimensions_clause,
-    stretches,
-)
+from eagle3data.validation.compared_layer import ComparedLayer, Stretch, stretches
 from eagle3data.validation.findings import REPAIR, Finding
+from eagle3data.validation.recompute_set import (
+    LayerOfSet,
+    lone_dimensions,
+    lone_rows,
+    off_findings,
+    words_of_offness,
+)
 from eagle3data.validation.row_causes import STRANGE, Cause
-from eagle3data.validation.row_errors import LIMIT, NEARER
+from eagle3data.validation.row_errors import NEARER
 from eagle3data.validation.significance import FALSE_ALARM, log_threshold
 
-SPREAD = 3.0
-"""An engine whose rows are usually off by more units than this runs another model.
-
-(vLLM against transformers, both in bfloat16: 0.75.)"""
 _OWNER_ERROR = 0.3
 """Share of a stranger's distance that projections of equal rows stay below."""
 _Key = TypeVar("_Key", bound=Hashable)
@@ -53,7 +50,7 @@ class RecomputeVerdicts:
     Attributes:
         findings: what is wrong.
         undecided: questions that stayed open.
-        spread: by layer, how many units of rounding a row of the set is usually off by.
+        of_set: each captured layer in all samples.
     """
 
     def __init__(
@@ -71,18 +68,16 @@ class RecomputeVerdicts:
         self.compared = compared
         self.layers = dataset.manifest.layers
         self.undecided: list[str] = []
-        self.spread = {
-            layer: float(np.median([float(one.units.median()) for one in self.of(layer)]))
-            for layer in self.layers
+        self.of_set = {
+            layer: LayerOfSet(layer=layer, compared=self.of(layer)) for layer in self.layers
         }
         wrong = self._wrong_stretches()
-        everywhere = self._of_every_sample(wrong)
+        everywhere = self._of_nearly_every_sample(wrong)
         elsewhere = [one for one in wrong if one not in everywhere]
         self.findings = [
             *self._findings_of_the_set(everywhere),
             *self._findings_of_samples(elsewhere),
-            *self._rounding(wrong),
-            *self._lone_dimensions(wrong),
+            *self._together(wrong),
         ]
 
     def of(self, layer: int) -> list[ComparedLayer]:
@@ -95,7 +90,7 @@ class RecomputeVerdicts:
         for one in self.compared:
             found += [
                 _Wrong(compared=one, stretch=self._told_apart(one, stretch))
-                for stretch in stretches(one, max(1.0, self.spread[one.layer]), log_alpha)
+                for stretch in stretches(one, self.of_set[one.layer].allowed, log_alpha)
             ]
         return found
 
@@ -120,14 +115,17 @@ class RecomputeVerdicts:
             return replace(stretch, cause=Cause("swapped_samples", -1, words))
         return stretch
 
-    def _of_every_sample(self, wrong: Sequence[_Wrong]) -> list[_Wrong]:
-        """Those whose layer is wrong from end to end, in the same way, in every sample."""
+    def _of_nearly_every_sample(self, wrong: Sequence[_Wrong]) -> list[_Wrong]:
+        """Those whose layer is wrong from end to end, in the same way, in most samples.
+
+        A sample of one token, or of the same token over and over, can't show a shift.
+        """
         if len(self.samples) == 1:
             return []
         found = []
         for group in _grouped(wrong, lambda one: (one.stretch.cause, one.layer)).values():
             whole = [one for one in group if one.stretch.whole]
-            if len({one.sample for one in whole}) == len(self.samples):
+            if whole and self.of_set[whole[0].layer].is_of_set(len({w.sample for w in whole})):
                 found += whole
         return found
 
@@ -136,8 +134,9 @@ class RecomputeVerdicts:
             Finding(
                 kind=part[0].stretch.cause.kind,
                 layer=layer,
-                detail=f"in all {len(self.samples)} recomputed samples: {_detail(part)}.",
-                expected=self._expected(part[0].layer),
+                detail=f"in {len({one.sample for one in part})} of {len(self.samples)} recomputed "
+                f"samples: {_detail(part)}.",
+                expected=self.of_set[part[0].layer].expected,
                 advice="Extract again.",
                 chance=FALSE_ALARM,
             )
@@ -164,7 +163,7 @@ class RecomputeVerdicts:
                         if whole
                         else (min(first for first, _ in rows), max(last for _, last in rows)),
                         detail=f"recomputed: {_detail(part)}.",
-                        expected=self._expected(part[0].layer),
+                        expected=self.of_set[part[0].layer].expected,
                         advice=REPAIR,
                         chance=FALSE_ALARM,
                     )
@@ -178,74 +177,32 @@ class RecomputeVerdicts:
             return [(None, list(group))]
         return list(by_layer.items())
 
-    def _rounding(self, wrong: Sequence[_Wrong]) -> list[Finding]:
-        """Layers that are off in the whole set, by more than rounding explains."""
-        off = [layer for layer in self.layers if self._is_off(layer, wrong)]
-        said = {layer: self._off(layer) for layer in off}
-        if self.dataset.manifest.target.quantization is not None:
-            self.undecided += [
-                f"Recomputing: {words}. Engines run a quantized target each in its own way; "
-                "whether that is all can't be told."
-                for words in said.values()
-            ]
-            return []
-        together = off == self.layers
-        return [
-            Finding(
-                kind=STRANGE.kind,
-                layer=None if together else layer,
-                detail=f"{words}, though no other row is nearer: other weights, less precision, or "
-                "dimensions that are not their own.",
-                expected=self._expected(layer),
-                advice="Compare --model's weights with those that made the set.",
-                chance=FALSE_ALARM,
-            )
-            for layer, words in list(said.items())[: 1 if together else None]
+    def _together(self, wrong: Sequence[_Wrong]) -> list[Finding]:
+        """What is off in all samples, and too little to show in one."""
+        known = {
+            layer: {one.sample for one in wrong if one.layer == layer} for layer in self.layers
+        }
+        off = [
+            self.of_set[layer] for layer in self.layers if self.of_set[layer].is_off(known[layer])
         ]
-
-    def _is_off(self, layer: int, wrong: Sequence[_Wrong]) -> bool:
-        known = {one.sample for one in wrong if one.layer == layer}
-        return self.spread[layer] > SPREAD and 2 * len(known) < len(self.samples)
-
-    def _off(self, layer: int) -> str:
-        mine = self.of(layer)
-        error = float(np.median([float(one.error.median()) for one in mine]))
-        clauses = Counter(one.dimensions for one in mine if one.dimensions)
-        where = f" ({clauses.most_common(1)[0][0]})" if 2 * clauses.total() > len(mine) else ""
-        return (
-            f"over the whole set, rows at layer {layer} are off by {error:.2%} (median), "
-            f"{self.spread[layer]:.1f} times what rounding makes there{where}"
-        )
-
-    def _lone_dimensions(self, wrong: Sequence[_Wrong]) -> list[Finding]:
-        """Dimensions that are off in rows too large for it to show."""
-        found = []
-        for layer in self.layers:
-            known = {one.sample for one in wrong if one.layer == layer}
-            off = [one for one in self.of(layer) if one.unlike and one.sample not in known]
-            if self._is_off(layer, wrong) or not off:
-                continue
-            whole = len(off) == len(self.samples) > 1
-            for one in off[:1] if whole else off:
-                name = None if whole else self.samples[one.sample].sample_id
-                found.append(
-                    Finding(
-                        kind=STRANGE.kind,
-                        sample_id=name,
-                        shard=None if name is None else self._shard(name),
-                        layer=layer,
-                        detail=f"{'in all recomputed samples' if whole else 'recomputed'}: in most "
-                        f"rows at layer {layer}, {dimensions_clause(one.unlike, one.width)}.",
-                        expected=f"every dimension within {LIMIT:.0f} times its rounding",
-                        advice="Extract again." if whole else REPAIR,
-                        chance=FALSE_ALARM,
-                    )
-                )
+        found: list[Finding] = []
+        if self.dataset.manifest.target.quantization is None:
+            found = off_findings(off, every=len(off) == len(self.layers))
+        else:
+            self.undecided += [
+                f"Recomputing: {words_of_offness(layer)}. Engines run a quantized target each in "
+                "its own way; whether that is all can't be told."
+                for layer in off
+            ]
+        for layer in self.of_set.values():
+            if layer not in off:
+                found += lone_dimensions(layer, known[layer.layer], self._place)
+                found += lone_rows(layer, known[layer.layer])
         return found
 
-    def _expected(self, layer: int) -> str:
-        unit = float(np.median([float(one.unit.median()) for one in self.of(layer)]))
-        return f"rows within {LIMIT * unit:.1%} of the model's own at layer {layer}"
+    def _place(self, sample: int) -> tuple[str, int]:
+        name = self.samples[sample].sample_id
+        return name, self._shard(name)
 
     def _shard(self, name: str) -> int:
         offset = int(self.dataset.index["token_offset"].to_numpy()[self.dataset.position(name)])

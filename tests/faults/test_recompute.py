@@ -14,6 +14,7 @@ import pytest
 from eagle3data import open_dataset
 from eagle3data.extractor.recompute import Recompute, TransformersTarget
 from eagle3data.schema.manifest import Manifest
+from eagle3data.schema.sample import Sample
 from eagle3data.validation.findings import Finding
 from eagle3data.validation.recompute import Recomputation, check_recomputed
 from eagle3data.validation.recomputed import Recomputed, RecomputingTarget
@@ -169,6 +170,30 @@ def test_the_whole_set_shifted(stored: StoredSet, check: Check, rows: int) -> No
     finding = only(check(stored))
     assert (finding.kind, finding.sample_id, finding.layer) == ("shifted", None, None)
     assert f"token t{-rows:+d}" in finding.detail
+
+
+def test_samples_that_cannot_show_a_shift(
+    check: Check, few: Path, bfloat16: OneLoad, tmp_path: Path
+) -> None:
+    """One token, and the same token over and over: the set's fault is still the set's."""
+    dataset = open_dataset(str(few))
+    odd = {"alone": [7], "again": [7] * 40}
+    folder = tmp_path / "odd"
+    with DatasetWriter.create(str(folder), dataset.manifest) as writer:
+        for sample in dataset:
+            writer.append(sample)
+        for name, ids in odd.items():
+            states = {layer: bfloat16.at(ids, layer).half().numpy() for layer in LAYERS}
+            mask = [1] * len(ids)
+            writer.append(
+                Sample(hidden_states=states, input_ids=ids, loss_mask=mask, sample_id=name)
+            )
+    damaged = StoredSet(folder)
+    assert check(damaged).findings == []
+    change(damaged, lambda s: np.roll(s, 1, axis=0), names(damaged), damaged.layers)
+    findings = check(damaged).findings
+    assert [(f.kind, f.sample_id) for f in findings][:1] == [("shifted", None)]
+    assert {f.sample_id for f in findings} <= {None, "again"}
 
 
 def test_one_layer_of_one_sample_shifted(stored: StoredSet, check: Check) -> None:
@@ -352,6 +377,54 @@ def test_a_quarter_of_the_dimensions_lost(stored: StoredSet, check: Check) -> No
     finding = only(check(stored))
     assert (finding.kind, finding.sample_id, finding.layer) == ("states_differ", None, 15)
     assert "144 of 576 dimensions differ, between 144 and 287" in finding.detail
+
+
+def test_neighbours_exchanged(stored: StoredSet, check: Check) -> None:
+    victim = names(stored)[0]
+    length = stored.row(victim)["length"] // 2 * 2
+    order = np.arange(stored.row(victim)["length"])
+    order[:length] = order[:length].reshape(-1, 2)[:, ::-1].ravel()
+    change(stored, lambda s: s[order], [victim], stored.layers)
+    finding = only(check(stored))
+    assert (finding.kind, finding.sample_id) == ("states_differ", victim)
+    assert "in another order" in finding.detail
+
+
+def test_the_large_numbers_of_first_rows_clipped(stored: StoredSet, check: Check) -> None:
+    """One strange row of a sample proves nothing; the same one in every sample does."""
+    change(stored, lambda s: np.concatenate([s[:1].clip(-40, 40), s[1:]]), names(stored), [15])
+    finding = only(check(stored))
+    assert (finding.kind, finding.sample_id, finding.layer) == ("states_differ", None, 15)
+    assert "the first row" in finding.detail
+
+
+def test_the_last_row_but_one_of_every_sample(stored: StoredSet, check: Check) -> None:
+    def lose(states: States) -> States:
+        states[-2, ::2] = 0
+        return states
+
+    change(stored, lose, names(stored), [15])
+    finding = only(check(stored))
+    assert (finding.kind, finding.sample_id, finding.layer) == ("states_differ", None, 15)
+    assert "the second last row" in finding.detail
+
+
+def test_states_of_the_text_without_its_beginning(
+    stored: StoredSet, check: Check, bfloat16: OneLoad
+) -> None:
+    """Right tokens, right places, wrong context: what a lost prefix leaves."""
+    longest, start = names(stored)[0], 100
+    ids = stored.row(longest)["input_ids"]
+    for layer in stored.layers:
+        states = stored.states(layer, longest)
+        states[start:] = bfloat16.at(ids[start:], layer).half().numpy()
+        stored.put(layer, longest, states)
+    findings = check(stored).findings
+    assert "states_differ" in {f.kind for f in findings}
+    assert {f.sample_id for f in findings} == {longest}
+    ranges = [f.token_range for f in findings if f.token_range]
+    assert len(ranges) == len(findings)
+    assert min(first for first, _ in ranges) == start
 
 
 @pytest.mark.parametrize("layer", [2, FINAL])
