@@ -123,7 +123,7 @@ def _among(head: TargetHead, targets: dict[int, Tensor]) -> tuple[TargetHead, di
     import torch
 
     others = torch.linspace(0, head.vocab_size - 1, min(OTHERS, head.vocab_size)).long()
-    tokens = torch.cat([*targets.values(), others]).unique()
+    tokens = torch.unique(torch.cat([*targets.values(), others]))
     places = {shift: torch.searchsorted(tokens, target) for shift, target in targets.items()}
     return replace(head, lm_head=head.lm_head[tokens]), places
 
