@@ -18,6 +18,7 @@ from eagle3data.validation.findings import Report
 from eagle3data.validation.validate import validate
 from tests.faults.capture import Captured
 from tests.faults.stored import Row, StoredSet
+from tests.faults.test_masks import put_masks
 
 MATRIX = """
 fault                    kind              quick full semantic +model
@@ -37,6 +38,9 @@ whole set shifted        shifted           -     -    yes      yes
 one layer short          wrong_final_layer -     -    -        yes
 whole set normed         wrong_norm_state  -     -    -        yes
 layers swapped in all    layers_swapped    -     -    -        yes
+-- masks that were wrong in the prompts
+mask one off             mask_shifted      -     -    -        yes
+question trained on      mask_wrong_role   -     -    -        yes
 -- what happened to the set since
 byte flipped             chunk_corrupt     -     yes  probed   probed
 object truncated         object_truncated  yes   yes  yes      yes
@@ -231,6 +235,21 @@ INDEX_FAULTS: dict[str, Build] = {
 }
 
 
+def masked(edit: Callable[[list[bool]], list[bool]], name: str) -> Build:
+    def build(stored: StoredSet, _: list[Captured]) -> list[str]:
+        put_masks(stored, edit, [name])
+        return [name]
+
+    return build
+
+
+MASK_FAULTS: dict[str, Build] = {
+    "mask one off": masked(lambda mask: [*mask[1:], False], "talk-07"),
+    "question trained on": masked(lambda mask: [not kept for kept in mask], "talk-17"),
+}
+"""Each in a sample of its own, all in one set."""
+
+
 def levels(stored: StoredSet, model: Path) -> list[Report]:
     url = str(stored.folder)
     return [
@@ -276,6 +295,15 @@ def test_samples_that_an_engine_got_wrong(
     bad = {name for samples in concerned.values() for name in samples or []}
     for report in reports:
         assert {finding.sample_id for finding in report.findings} <= bad
+
+
+def test_masks(stored: StoredSet, captured: list[Captured], smollm2: Path) -> None:
+    concerned = {fault: build(stored, captured) for fault, build in MASK_FAULTS.items()}
+    reports = levels(stored, smollm2)
+    for fault, samples in concerned.items():
+        check(fault, reports, samples)
+    bad = {name for samples in concerned.values() for name in samples or []}
+    assert {finding.sample_id for finding in reports[3].findings} == bad
 
 
 @pytest.mark.parametrize("fault", list(SET_FAULTS))
