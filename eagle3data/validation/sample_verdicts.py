@@ -51,8 +51,9 @@ class SampleJudge:
         self.log_alpha = log_alpha
         base = found.shift or 0
         self.testable = found.testable
+        says = (found.predicted >= 0) & ~sequences.repeating  # there, every shift fits
         self.matches = {
-            shift: (found.predicted == sequences.shifted(base + shift)) & (found.predicted >= 0)
+            shift: (found.predicted == sequences.shifted(base + shift)) & says
             for shift in WIDE_SHIFTS
         }
         counts = torch.zeros(2, len(sequences)).index_add_(

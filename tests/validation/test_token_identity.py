@@ -73,6 +73,22 @@ def test_random_states_never_stand_out_by_luck() -> None:
         assert judge.doubts() == []
 
 
+def test_runs_of_one_token_say_nothing_of_a_shift() -> None:
+    """Inside a run every shift fits, whatever its states converge to."""
+    samples = texts(20, 80)
+    seen = [list(sample) for sample in samples]
+    samples[4][10:70] = [5] * 30 + [9] * 30
+    seen[4][10:70] = [5] * 18 + [9] * 42
+    found, judge = judged(samples, states_of(seen), ALPHA)
+    assert found.shift == 0
+    assert judge.doubts() == []
+
+
+def test_repetitions_are_known() -> None:
+    repeating = Sequences.of([[5, 5, 5, 1, 2, 1, 2, 1, 2, 3], [3, 3, 4, 5, 4, 6]]).repeating
+    assert repeating.nonzero().flatten().tolist() == [2, 6, 7, 8]
+
+
 def test_shared_beginnings_are_known() -> None:
     sequences = Sequences.of([[1, 2, 3, 4], [1, 2, 9, 4], [5, 2, 3, 4]])
     assert sequences.shared.tolist() == [True, True, False, False] * 2 + [False] * 4
