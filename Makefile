@@ -38,6 +38,7 @@ bench: $(VENV)/.installed $(MODEL)/config.json ## ratios against baselines, by h
 	$(BIN)/python -m benchmarks.index $(BENCH)/index
 	$(BIN)/python -m benchmarks.validation_full $(BENCH)
 	$(BIN)/python -m benchmarks.validation_quick $(BENCH)/quick
+	$(BIN)/python -m benchmarks.validation_semantic $(BENCH) --model $(MODEL)
 	$(BIN)/python -m benchmarks.extraction
 
 soak: $(VENV)/.installed $(MODEL)/config.json ## long loops: kill -9 at random moments, by hand
