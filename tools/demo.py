@@ -1,8 +1,8 @@
 """The main job end to end on a CPU, as `make demo` runs it: the same commands a person types.
 
 Regenerates answers with the target itself, prepares, plans, extracts (both in vLLM), looks,
-validates, trains a small draft, exports it, and prints what was made. Running it again continues
-where it stopped.
+validates, trains a small draft, exports it, lets vLLM draft with it, and prints what was made.
+Running it again continues where it stopped.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any
 
 PROMPTS = "examples/demo/prompts.jsonl"
 CONFIG = "examples/demo/train.yaml"
+QUESTIONS = "examples/demo/questions.jsonl"
+"""None of which the draft was trained on."""
 
 
 def run(*words: str) -> float:
@@ -51,7 +53,14 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     paths = {
         name: str(out / name)
-        for name in ("conversations.jsonl", "prompts.arrow", "states", "draft", "draft-sglang")
+        for name in (
+            "conversations.jsonl",
+            "prompts.arrow",
+            "states",
+            "draft",
+            "draft-sglang",
+            "acceptance.json",
+        )
     }
     states = paths["states"]
     seconds = {
@@ -74,6 +83,10 @@ def main() -> None:
         ),
         "export": run(
             "export", paths["draft"], "--format", "sglang", "--out", paths["draft-sglang"]
+        ),
+        "evaluate": run(
+            "evaluate", paths["draft"], "--model", model, "--prompts", QUESTIONS,
+            "--max-new-tokens", "64", "--out", paths["acceptance.json"],
         ),
     }  # fmt: skip
     summary = json.loads((Path(paths["draft"]) / "summary.json").read_text())
@@ -106,6 +119,7 @@ def _print_table(
         ("validate", "all levels: clean", paths["states"]),
         ("train", train_line(summary), paths["draft"]),
         ("export", "as SGLang loads it (--format vllm for vLLM)", paths["draft-sglang"]),
+        ("evaluate", acceptance_line(paths["acceptance.json"]), paths["acceptance.json"]),
     ]  # fmt: skip
     for step, result, where in rows:
         table.add_row(step, f"{seconds[step]:.0f}", result, where)
@@ -132,6 +146,17 @@ def train_line(summary: dict[str, Any]) -> str:
         f"{end['loss']:.2f}; accuracy by step {_by_step(start)} -> {_by_step(end)} (always the "
         f"commonest token: {summary['commonest_token_accuracy']:.2f}); simulated acceptance length "
         f"{start['simulated_acceptance_length']:.2f} -> {end['simulated_acceptance_length']:.2f}"
+    )
+
+
+def acceptance_line(path: str) -> str:
+    """What a server makes of the draft."""
+    found = json.loads(Path(path).read_text())
+    rates = "/".join(f"{rate:.2f}" for rate in found["acceptance_by_position"])
+    return (
+        f"acceptance length {found['acceptance_length']:.2f} in vLLM, {rates} of the tokens "
+        f"drafted at each position kept; {found['same_answers_without_draft']} of {found['answers']} "
+        "answers the same without the draft"
     )
 
 

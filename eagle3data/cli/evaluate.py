@@ -42,6 +42,9 @@ def evaluate(
     engine_arg: o.EngineArg = None,
     revision: o.Revision = None,
     trust_remote_code: o.TrustRemoteCode = False,
+    report: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write the JSON report there, too.")
+    ] = None,
     json: o.Json = False,
 ) -> None:
     """Let vLLM answer prompts with a draft, and say how many drafted tokens it kept.
@@ -60,6 +63,7 @@ def evaluate(
     from eagle3data.evaluation.evaluate import EvaluateOptions
     from eagle3data.evaluation.evaluate import evaluate as run
     from eagle3data.extractor.engines.choice import EngineOptions
+    from eagle3data.trainer.files import write_json
 
     chosen = EvaluateOptions(
         num_speculative_tokens=num_speculative_tokens,
@@ -87,6 +91,8 @@ def evaluate(
             on_talk=shown.advance,
             on_reject=lambda row, reason: err.print(f"{row.place}: {reason}", markup=False),
         )
+    if report is not None:
+        write_json(report, found.as_dict())
     if json:
         print_json(found.as_dict())
     else:
