@@ -21,6 +21,9 @@ from eagle3data.validation.token_identity import Sequences
 
 Words = npt.NDArray[np.uint64]
 
+FEWEST_ROWS = 2
+"""Of a sample; in a single one there may be a reason that nobody thought of."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Repeated:
@@ -46,14 +49,20 @@ class Repeated:
 
 
 def context_digests(sequences: Sequences) -> Words:
-    """`[R]` uint64, equal where all tokens up to and with the row's own are."""
+    """`[R]` uint64, equal where all tokens up to and with the row's own are.
+
+    One token over and over from the beginning is one context: attention over equal values gives
+    that value, however many they are.
+    """
     found = np.zeros(sequences.bounds[-1], np.uint64)
     ids = sequences.ids.numpy().astype(np.uint64)
     for sample in range(len(sequences)):
         span = sequences.rows(sample)
-        value = 0
+        value, alike = 0, True
         for at in range(span.start, span.stop):
-            value = _mixed(value ^ (int(ids[at]) + 1))
+            alike = alike and ids[at] == ids[span.start]
+            if not alike or at == span.start:
+                value = _mixed(value ^ (int(ids[at]) + 1))
             found[at] = value
     return found
 
@@ -86,6 +95,7 @@ def repeated_rows(
     return [
         _gathered(sample, sorted(equal, key=lambda one: one.row), sequences, contexts)
         for sample, equal in sorted(found.items())
+        if len(equal) >= FEWEST_ROWS
     ]
 
 

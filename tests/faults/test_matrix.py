@@ -280,7 +280,7 @@ def check(fault: str, reports: list[Report], samples: list[str] | None) -> None:
 
 
 def test_the_table_and_the_builders_name_the_same_faults() -> None:
-    built = [*ENGINE_FAULTS, *SET_FAULTS, *DAMAGE, *INDEX_FAULTS]
+    built = [*ENGINE_FAULTS, *SET_FAULTS, *MASK_FAULTS, *DAMAGE, *INDEX_FAULTS]
     assert [fault for fault, _, _ in rows_of_table()] == built
 
 

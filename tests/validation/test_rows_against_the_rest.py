@@ -281,6 +281,19 @@ def test_one_token_over_and_over_may_converge() -> None:
     assert repeated(samples, states) == []
 
 
+def test_one_token_from_the_beginning_on_has_the_states_of_one() -> None:
+    """Attention over equal values gives that value, however many they are."""
+    samples, states = texts(6, 40), normal([40] * 6)
+    for sample, rows in zip(samples, states, strict=True):
+        sample[0], rows[0] = 5, states[0][0]
+    samples[3][:4] = [5] * 4
+    states[3][:4] = states[0][0]
+    assert repeated(samples, states) == []
+    samples[3][2] = 6
+    (found,) = repeated(samples, states)
+    assert (found.sample, found.rows) == (3, (2, 4))
+
+
 def test_zero_rows_are_not_told_as_equal() -> None:
     samples, states = texts(6, 40), normal([40] * 6)
     states[2][:] = 0
