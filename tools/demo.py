@@ -153,10 +153,10 @@ def acceptance_line(path: str) -> str:
     """What a server makes of the draft."""
     found = json.loads(Path(path).read_text())
     rates = "/".join(f"{rate:.2f}" for rate in found["acceptance_by_position"])
+    same, answers = found["same_answers_without_draft"], found["answers"]
     return (
         f"acceptance length {found['acceptance_length']:.2f} in vLLM, {rates} of the tokens "
-        f"drafted at each position kept; {found['same_answers_without_draft']} of {found['answers']} "
-        "answers the same without the draft"
+        f"drafted at each position kept; {same} of {answers} answers the same without the draft"
     )
 
 

@@ -18,13 +18,12 @@ import numpy as np
 from eagle3data.readers.dataset import Dataset
 from eagle3data.schema.errors import CorruptionError
 from eagle3data.schema.index import list_values
-from eagle3data.schema.statistics import layer_statistics
+from eagle3data.schema.statistics import layer_statistics, stored_faults
 from eagle3data.storage import layout
 from eagle3data.storage.arrays import chunk_codec
 from eagle3data.storage.shard_decoder import ShardDecoder
 from eagle3data.storage.shard_encoder import chunks_crc32c
 from eagle3data.validation.findings import REPAIR, Finding, reading_advice
-from eagle3data.validation.magnitudes import magnitude_faults, stated_statistics
 
 _PIECE_BYTES = 8 << 20
 """Verified at a time while the next such piece is on its way from the disk."""
@@ -214,8 +213,8 @@ class ObjectCheck:
         if not self._read(position, states):
             return
         self.found.measured.add(position)
-        stated = stated_statistics(self.dataset, position, layer)
-        for kind, detail in magnitude_faults(layer_statistics(states), stated, length):
+        stated = self.dataset.stated_statistics(position, layer)
+        for kind, detail in stored_faults(layer_statistics(states), stated, length):
             self._add(position, kind, detail)
 
     def _read(self, position: int, out: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from eagle3data.validation.row_features import RowFeatures, unit_rms
 from eagle3data.validation.significance import is_above
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 SHIFTS = tuple(range(-2, 3))
 WIDE_SHIFTS = tuple(range(-8, 9))
-FEATURES = 256
 MAX_CLASSES = 512
 MIN_OCCURRENCES = 4
 LONGEST_PERIOD = 8
@@ -127,9 +127,7 @@ def _common_prefix(left: list[int], right: list[int]) -> int:
 
 
 def features(read: Callable[[int], Tensor], samples: int) -> tuple[Tensor, Tensor]:
-    """Comparable rows of one layer: unit rms, standardised per dimension, projected, unit norm.
-
-    Massive activations, which a few dimensions of a few rows have, count no more than others.
+    """Comparable rows of one layer (`RowFeatures`), and what each sample's are on average.
 
     Args:
         read: a sample's number to its `[T, H]` states, any float dtype.
@@ -142,31 +140,13 @@ def features(read: Callable[[int], Tensor], samples: int) -> tuple[Tensor, Tenso
     import torch
 
     step = max(1, samples // _MOMENT_SAMPLES)
-    some = torch.cat([_unit(read(sample))[1:] for sample in range(0, samples, step)])
-    mean, deviation = some.mean(0), some.std(0).add_(1e-6)
-    width = some.shape[1]
-    del some
-    projection = None
-    if width > FEATURES:
-        generator = torch.Generator().manual_seed(0)
-        projection = torch.randn(width, FEATURES, generator=generator)
+    fit = RowFeatures.fitted(torch.cat([read(sample)[1:] for sample in range(0, samples, step)]))
     rows, profiles = [], []
     for sample in range(samples):
-        states = _unit(read(sample))
-        good = states.abs().amax(1, keepdim=True) > 0
+        states = unit_rms(read(sample))
         profiles.append(states[1:].mean(0) if len(states) > 1 else states[0])
-        scaled = (states - mean).div_(deviation)
-        if projection is not None:
-            scaled = scaled @ projection
-        rows.append(torch.nn.functional.normalize(scaled, dim=1) * good)
+        rows.append(fit.of_unit_rows(states))
     return torch.cat(rows), torch.stack(profiles)
-
-
-def _unit(states: Tensor) -> Tensor:
-    import torch
-
-    rows = torch.nan_to_num(states.float(), nan=0.0, posinf=0.0, neginf=0.0)
-    return rows * rows.square().mean(1, keepdim=True).add_(1e-12).rsqrt()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
