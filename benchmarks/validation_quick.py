@@ -37,7 +37,8 @@ end = time.perf_counter()
 status = open("/proc/self/status").read()
 print(json.dumps({"verdict": report.verdict.value, "findings": len(report.findings),
                   "samples": report.checked.samples, "tokens": report.checked.tokens,
-                  "import_s": round(begin - start, 2), "check_s": round(end - begin, 2), "cpu_s": round(time.process_time(), 2),
+                  "import_s": round(begin - start, 2), "check_s": round(end - begin, 2),
+                  "cpu_s": round(time.process_time(), 2),
                   "peak_MB": int(re.search(r"VmHWM:\\s+(\\d+)", status)[1]) // 1024}))
 """
 

@@ -113,9 +113,7 @@ class ShardDecoder:
             except ChunkError as error:
                 raise self._corrupt("chunk_corrupt", str(error), number, sample_id) from None
 
-    def _stored(
-        self, chunks: range, sample_id: str
-    ) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+    def _stored(self, chunks: range, sample_id: str) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
         """Each chunk as it lies in the object; those that adjoin are read in one go."""
         for run in self._runs(chunks, sample_id):
             start = run.bounds[0]

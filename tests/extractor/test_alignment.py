@@ -124,7 +124,8 @@ def test_a_final_state_of_another_token_stops_its_shard() -> None:
 
     with pytest.raises(CorruptionError, match="1 of the shard's 4 samples") as told:
         _run(change)
-    assert (told.value.kind, told.value.sample_id, told.value.shard) == ("witness_mismatch", "s22", 5)
+    assert told.value.kind == "witness_mismatch"
+    assert (told.value.sample_id, told.value.shard) == ("s22", 5)
 
 
 def test_a_final_layer_that_is_none_stops_the_first_shard() -> None:
