@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from eagle3data.validation.significance import is_above, is_below
 from eagle3data.validation.token_identity import WIDE_SHIFTS, Agreement, Sequences
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STRETCH_ROWS = 24
 """Testable rows of one stretch of a sample that gets a verdict of its own."""
@@ -14,6 +21,7 @@ EXPECTED_SHARE = 2 / 3
 """A right sample agrees at least this share of what the set's samples usually do."""
 PARTLY_RIGHT = 0.4
 """A wrong sample that agrees more than this share of the usual may be wrong in a part only."""
+_OTHER_SHIFTS = [shift for shift in WIDE_SHIFTS if shift]
 SUSPICION = math.log(1e-3)
 """Log threshold below which a sample is worth asking whose states it holds."""
 
@@ -56,6 +64,10 @@ class SampleJudge:
             shift: (found.predicted == sequences.shifted(base + shift)) & says
             for shift in WIDE_SHIFTS
         }
+        own = self.matches[0]
+        others = torch.stack([self.matches[shift] for shift in _OTHER_SHIFTS])
+        self._only_there = _counted(others & ~own)
+        self._only_here = _counted(own & ~others)
         counts = torch.zeros(2, len(sequences)).index_add_(
             1, sequences.sample_of, torch.stack([found.right, found.testable]).float()
         )
@@ -64,13 +76,13 @@ class SampleJudge:
         """Samples with rows enough for a verdict of their own."""
         shares = counts[0][enough] / counts[1][enough]
         self.typical = float(shares.median()) if self.enough else 0.0
-        own = found.predicted[found.testable & (found.predicted >= 0)]
+        said = found.predicted[found.testable & (found.predicted >= 0)]
         true = sequences.shifted(base)[found.testable]
         size = int(sequences.ids.max()) + 1
         self.chance = float(
-            torch.bincount(own, minlength=size).double()
+            torch.bincount(said, minlength=size).double()
             @ torch.bincount(true, minlength=size).double()
-            / max(len(own) * len(true), 1)
+            / max(len(said) * len(true), 1)
         )
 
     def doubts(self) -> list[Doubt]:
@@ -141,22 +153,27 @@ class SampleJudge:
         )
 
     def _better_shift(self, rows: slice) -> int | None:
-        own = self.matches[0][rows]
+        # A clean row agrees at another place by chance, at its own with the typical rate; the
+        # floor keeps a handful of rows from deciding.
+        rate = max(0.1, 3 * self.chance / max(self.typical, 1e-6))
+        if rate >= 0.5:
+            return None
         best, best_count = None, 0
-        for shift, matches in self.matches.items():
-            only_there = int((matches[rows] & ~own).sum())
-            only_here = int((own & ~matches[rows]).sum())
-            # A clean row agrees at another place by chance, at its own with the typical rate;
-            # the floor keeps a handful of rows from deciding.
-            rate = max(0.1, 3 * self.chance / max(self.typical, 1e-6))
-            if (
-                shift != 0
-                and only_there > max(only_here, best_count)
-                and rate < 0.5
-                and is_above(only_there, only_there + only_here, rate, self.log_alpha)
-            ):
-                best, best_count = shift, only_there
+        there = self._only_there[:, rows.stop] - self._only_there[:, rows.start]
+        here = self._only_here[:, rows.stop] - self._only_here[:, rows.start]
+        for at in np.flatnonzero(there > here).tolist():
+            count = int(there[at])
+            trials = count + int(here[at])
+            if count > best_count and is_above(count, trials, rate, self.log_alpha):
+                best, best_count = _OTHER_SHIFTS[at], count
         return best
+
+
+def _counted(flags: Tensor) -> npt.NDArray[np.int64]:
+    """`[S, R + 1]`: how many of `[S, R]` flags are set before each row."""
+    counts = np.zeros((flags.shape[0], flags.shape[1] + 1), dtype=np.int64)
+    np.cumsum(flags.numpy(), axis=1, out=counts[:, 1:])
+    return counts
 
 
 def _joined(first: Doubt, second: Doubt) -> Doubt:
