@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from eagle3data.readers.dataset import Dataset
 from eagle3data.schema.errors import CorruptionError
@@ -56,6 +57,11 @@ class ProbeSet:
     def ids(self, position: int) -> list[int]:
         found: list[int] = list_values(self.dataset.index["input_ids"], position).tolist()
         return found
+
+    def mask(self, position: int) -> npt.NDArray[np.bool_]:
+        """`[T]` true where a token carries loss."""
+        listed = list_values(self.dataset.index["loss_mask"], position)
+        return np.asarray(listed).astype(bool)
 
     def states(self, position: int, layer: int) -> Tensor:
         """`[T, H]` in the storage dtype."""

@@ -6,12 +6,14 @@ all layers is one finding, and what the probes explained already is not told twi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from eagle3data.validation import duplicates, same_context
+from eagle3data.validation.across_layers import AcrossLayers
 from eagle3data.validation.findings import REPAIR, Finding, Severity
 from eagle3data.validation.measured import RmsByPosition
 from eagle3data.validation.probe_set import ProbeSet
@@ -24,6 +26,9 @@ from eagle3data.validation.unlike_rest import (
     reach,
     unlike_dimensions,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Flags = npt.NDArray[np.bool_]
 
@@ -51,6 +56,9 @@ class RowChecks:
             ]
         )
         self._seen: dict[int, list[Seen]] = {}
+        self._across = AcrossLayers(
+            sequences, [probe.mask(position) for position in probe.positions]
+        )
         self.within: dict[int, float] = {}
         """By layer, the deviation of row norms (log) that is usual within one sample."""
         self.rms: dict[int, RmsByPosition] = {}
@@ -70,6 +78,7 @@ class RowChecks:
         magnitudes = Magnitudes(facts, self._sequences, self._log_alpha)
         self.within[layer] = magnitudes.within
         self.rms[layer] = rms_by_position(facts, self._place)
+        self._across.look(layer, facts, magnitudes.within)
         self._seen[layer] = [
             *misread(facts),
             *clipped(facts),
@@ -80,6 +89,17 @@ class RowChecks:
             *(unlike(found) for found in magnitudes.unlike()),
             *self._dimensions(facts),
         ]
+
+    def look_across(self, rows: Mapping[int, Tensor]) -> None:
+        """Compare the layers with each other, once all were looked at.
+
+        Args:
+            rows: by layer, `[R, H]` states of the same rows.
+        """
+        for layer, states in rows.items():
+            self._across.see_channels(layer, states.float().numpy())
+        for layer, seen in self._across.seen().items():
+            self._seen[layer] += seen
 
     def findings(self, known: Iterable[Finding]) -> list[Finding]:
         """One finding for each thing; of all layers alike, one.
@@ -114,10 +134,12 @@ class RowChecks:
         for layer in sorted(by_layer)[: 1 if everywhere else None]:
             seen = by_layer[layer]
             position = None if sample is None else self._probe.positions[sample]
+            # Padding of a width is the same at every layer; what one layer alone lacks is not.
+            partly = seen.kind == "constant_dimensions" and layer > 0 and not everywhere
             yield Finding(
                 kind=seen.kind,
                 detail=f"at layer {layer} {seen.detail}" if everywhere else seen.detail,
-                severity=seen.severity,
+                severity=Severity.ERROR if partly else seen.severity,
                 sample_id=None if sample is None else self._id(sample),
                 shard=None if position is None else self._probe.shard(position),
                 layer=None if everywhere else layer,

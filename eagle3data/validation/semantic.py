@@ -74,6 +74,7 @@ def check_meaning(
     for layer in layers:
         views.append(look(probe, sequences, classes, layer, picked, log_alpha, checks))
         advance(1)
+    checks.look_across({view.layer: view.picked for view in views})
     _weightless_findings(found, probe, views)
     readings: dict[int, next_token.NextToken] = {}
     if head is not None:
