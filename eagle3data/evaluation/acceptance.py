@@ -51,13 +51,6 @@ class Acceptance:
             accepted_by_position=positions,
         )
 
-    @classmethod
-    def none(cls, positions: int) -> Acceptance:
-        """Before anything was drafted."""
-        return cls(
-            drafts=0, draft_tokens=0, accepted_tokens=0, accepted_by_position=(0,) * positions
-        )
-
     def since(self, earlier: Acceptance) -> Acceptance:
         """What was counted since an earlier look at the same engine."""
         before = earlier.accepted_by_position or (0,) * len(self.accepted_by_position)

@@ -70,11 +70,12 @@ class Part:
 
     Attributes:
         conversations: answered.
-        tokens: that the target wrote.
-        seconds: with the draft.
-        seconds_without: without it; None where that was not measured.
-        same: answers that are equal with and without, token for token as far as text shows.
         answers: of all its conversations.
+        tokens: that the target wrote with the draft.
+        seconds: that it took for them.
+        tokens_without: that it wrote without the draft; None where that was not measured.
+        seconds_without: that it took for those.
+        same: answers whose text is equal with and without.
         acceptance: vLLM's counts.
     """
 

@@ -23,6 +23,7 @@ from eagle3data.schema.errors import CorruptionError, InputError
 from eagle3data.schema.manifest import Manifest
 from eagle3data.schema.sample import Sample, as_float32
 from eagle3data.validation.significance import log_threshold
+from eagle3data.validation.token_identity import WIDE_SHIFTS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,8 +45,6 @@ FROZEN_ROWS = 512
 _LOOKS = 8
 """A sample is looked at again as others come: chances of a false alarm, independent at worst."""
 _HISTORY = 512
-_TESTS_A_SAMPLE = 17
-"""The shifts that `sample_verdicts` tries."""
 _FEW = 3
 _MIN_CLASSES = 8
 _COMMITTED = (
@@ -139,7 +138,7 @@ class _IdentityWatch:
 
     def __init__(self, layer: int, samples: int) -> None:
         self._layer = layer
-        self._log_alpha = log_threshold(samples * _TESTS_A_SAMPLE * _LOOKS)
+        self._log_alpha = log_threshold(samples * len(WIDE_SHIFTS) * _LOOKS)
         self._features: RowFeatures | None = None
         self._windows: deque[_Window] = deque()
         self._rows = 0
@@ -161,6 +160,7 @@ class _IdentityWatch:
     def problem(self, shard: int) -> _Problem | None:
         """What is wrong with a shard, or with one before it that could not be judged then."""
         self._done.add(shard)
+        del self._count[shard]  # one that is not committed after all may come again
         try:
             return self._look(shard)
         finally:
@@ -293,7 +293,7 @@ class _WitnessWatch:
             torch.tensor([one.logprob for one in mine], dtype=torch.float32),
             post_norm=False,
         )
-        together = reading if self._seen is None else _joined(self._seen, reading)
+        together = reading if self._seen is None else witness.joined([self._seen, reading])
         off, whole = witness.disagreeing(together)
         count = len(together.difference)
         if whole and count >= _FEW:
@@ -335,17 +335,6 @@ class _WitnessWatch:
             except InputError as error:
                 self._on_notice(f"the witness is not checked: {error}")
         return self._head
-
-
-def _joined(first: Reading, second: Reading) -> Reading:
-    import torch
-
-    return type(first)(
-        **{
-            name: torch.cat([getattr(first, name), getattr(second, name)])
-            for name in first.__dataclass_fields__
-        }
-    )
 
 
 def _latest(reading: Reading) -> Reading:

@@ -7,6 +7,7 @@ row, the final layer and its norm for every sample; nothing of other rows or lay
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -63,6 +64,17 @@ def read(
         difference=torch.nan_to_num(torch.cat(difference), nan=float("inf")),
         behind=torch.nan_to_num(torch.cat(behind), nan=float("inf")),
         rounding=torch.nan_to_num(torch.cat(rounding), nan=0.0),
+    )
+
+
+def joined(readings: Sequence[Reading]) -> Reading:
+    """Several readings as one, in their order."""
+    import torch
+
+    return Reading(
+        difference=torch.cat([one.difference for one in readings]),
+        behind=torch.cat([one.behind for one in readings]),
+        rounding=torch.cat([one.rounding for one in readings]),
     )
 
 

@@ -111,11 +111,7 @@ class WitnessChecks:
                 readings.append(self._read(good, stacked, post_norm=self._post))
         if not readings:
             return positions, None
-        return positions, witness.Reading(
-            difference=torch.cat([one.difference for one in readings]),
-            behind=torch.cat([one.behind for one in readings]),
-            rounding=torch.cat([one.rounding for one in readings]),
-        )
+        return positions, witness.joined(readings)
 
     def _batches(self) -> Iterator[list[int]]:
         known = list(self._expected)

@@ -7,6 +7,7 @@ import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,8 +29,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return open_dataset(write_set(url, list(SAMPLES.values()), MANIFEST))
 
 
-def _loader(dataset: Dataset, **settings: object) -> StreamingLoader:
-    return StreamingLoader(dataset, token_budget=BUDGET, **settings)  # type: ignore[arg-type]
+def _loader(dataset: Dataset, **settings: Any) -> StreamingLoader:
+    return StreamingLoader(dataset, token_budget=BUDGET, **settings)
 
 
 def _require_right(batch: Batch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from eagle3data.validation.html.elements import Markup, el
@@ -110,7 +111,7 @@ def rms_figure(layer: int, rms: RmsByPosition) -> Markup | None:
 
 def witness_figure(witness: Witnesses) -> Markup | None:
     """How far last rows are from what the engine said; None without numbers."""
-    values = [value for value in witness.difference if value == value]  # noqa: PLR0124
+    values = [value for value in witness.difference if not math.isnan(value)]
     if len(values) < 2:
         return None
     plot = Plot()
