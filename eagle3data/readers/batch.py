@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -20,6 +20,7 @@ class Batch:
         document_ids: `[T]` int32, the sample's place in the batch; -1 where there is none.
         cu_seqlens: `[D + 1]` int32, where each document starts, and the end of the last.
         sample_ids: one a document; none in a batch that only keeps ranks in step.
+        tokens: of the samples in it; known without asking the device.
     """
 
     hidden_states: torch.Tensor
@@ -30,19 +31,23 @@ class Batch:
     document_ids: torch.Tensor
     cu_seqlens: torch.Tensor
     sample_ids: list[str]
+    tokens: int = field(default=-1)
+
+    def __post_init__(self) -> None:
+        if self.tokens < 0:
+            object.__setattr__(self, "tokens", int(self.cu_seqlens[-1]))
 
     @property
     def is_padding(self) -> bool:
         """Whether no sample is in it (only in an epoch's last step, for ranks without one)."""
         return not self.sample_ids
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of the samples in it."""
-        return int(self.cu_seqlens[-1])
-
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
-        """The same batch with its tensors on a device."""
+        """The same batch with its tensors on a device.
+
+        With `non_blocking` the current stream's work after it finds them there; the batch it came
+        from may be dropped at once, on the same stream.
+        """
 
         def moved(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.to(device, non_blocking=non_blocking)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from eagle3data.readers.batch import Batch
+from eagle3data.readers.device_copies import Delivery, Device, DeviceDelivery, HostDelivery
 from eagle3data.readers.filling import Filling, Reading
 from eagle3data.readers.host_buffers import HostBuffers
 from eagle3data.schema.errors import CorruptionError
@@ -32,6 +33,7 @@ class FeedMetrics:
         seconds: since the first batch was asked for.
         waited: of those, seconds that the consumer waited here.
         ready: batches that were filled and not asked for yet when one was last asked for.
+        stalled: of `seconds`, those that the device's stream stood still for a copy to it.
     """
 
     batches: int = 0
@@ -40,12 +42,13 @@ class FeedMetrics:
     seconds: float = 0.0
     waited: float = 0.0
     ready: int = 0
+    stalled: float = 0.0
     _began: float | None = field(default=None, repr=False)
 
     @property
     def wait_share(self) -> float:
-        """Share of the time that the consumer waited for data."""
-        return self.waited / self.seconds if self.seconds else 0.0
+        """Share of the time that the consumer, or its device, waited for data; at most."""
+        return (self.waited + self.stalled) / self.seconds if self.seconds else 0.0
 
     @property
     def gigabytes_per_second(self) -> float:
@@ -70,15 +73,22 @@ class FeedMetrics:
             self._began = now
         return now
 
-    def add(self, batch: Batch, asked: float, ready: int) -> None:
-        """Note that it is handed over."""
+    def add(self, batch: Batch, waited: float, ready: int, stalled: float) -> None:
+        """Note that it is handed over.
+
+        Args:
+            batch: the batch.
+            waited: seconds that the consumer waited here for data.
+            ready: as the attribute.
+            stalled: as the attribute.
+        """
         now = time.perf_counter()
         self.batches += 1
         self.tokens += batch.tokens
         self.bytes += batch.tokens * batch.hidden_states[:, 0].nbytes
-        self.waited += now - asked
-        self.seconds = now - (self._began or asked)
-        self.ready = ready
+        self.waited += waited
+        self.seconds = now - (now if self._began is None else self._began)
+        self.ready, self.stalled = ready, stalled
 
 
 def read_ahead(
@@ -90,44 +100,56 @@ def read_ahead(
     metrics: FeedMetrics,
     skip: Callable[[int, CorruptionError], None],
     buffers: HostBuffers,
+    device: Device | None = None,
 ) -> Iterator[Batch]:
     """Batches of packs, in order; those that come next are being filled meanwhile.
 
     However it ends, also by an error or when nobody asks any more, no thread is left, and none
-    writes into a buffer.
+    writes into a buffer, nor is one still copied to the device.
 
     Args:
         packs: positions of each batch's samples.
         reading: how they are read.
         threads: that read.
-        prefetch_bytes: of batches that are being filled or wait for the consumer; two at least.
+        prefetch_bytes: of batches that are being filled, wait for the consumer or are being
+            copied; two at least.
         metrics: kept up to date.
         skip: as in `Filling.batch`.
         buffers: of a batch's states.
+        device: where the batches are copied to; they stay in the host's memory by default.
     """
-    ahead = max(_LEAST_AHEAD, prefetch_bytes // buffers.nbytes)
+    ahead = max(_LEAST_AHEAD, prefetch_bytes // buffers.cost)
     rest = iter(packs)
     queue: deque[Filling] = deque()
+    delivery: Delivery = HostDelivery() if device is None else DeviceDelivery(device, buffers)
     with ThreadPoolExecutor(threads, "eagle3data-load") as pool:
         try:
             while True:
                 asked = metrics.begin()
-                while len(queue) < ahead and (members := next(rest, None)) is not None:
-                    queue.append(Filling(reading, members, buffers.take(), pool))
-                if not queue:
+                while (
+                    len(queue) + delivery.begun < ahead
+                    and (members := next(rest, None)) is not None
+                ):
+                    queue.append(Filling(reading, members, buffers, pool))
+                if not queue and not delivery.begun:
                     return
-                ready = sum(filling.is_done for filling in queue)
-                batch = queue.popleft().batch(skip)
-                metrics.add(batch, asked, ready)
+                ready = sum(filling.is_done for filling in queue) + delivery.begun
+                braked = delivery.braked
+                batch = delivery.next(queue, skip)
+                waited = time.perf_counter() - asked - (delivery.braked - braked)
+                metrics.add(batch, waited, ready, delivery.stalled)
                 yield batch
                 del batch
         finally:
             for filling in queue:
                 filling.drop()
+            delivery.close()
 
 
-def batch_buffers(reading: Reading) -> HostBuffers:
-    """Buffers for the states of one loader's batches."""
+def batch_buffers(reading: Reading, *, pin: bool | None = None) -> HostBuffers:
+    """Buffers for the states of one loader's batches, page-locked as `HostBuffers` says."""
     manifest = reading.dataset.manifest
     bits = np.uint16 if manifest.storage.dtype is StorageDtype.BFLOAT16 else np.float16
-    return HostBuffers((len(reading.layers), reading.token_budget, manifest.hidden_size), bits)
+    return HostBuffers(
+        (len(reading.layers), reading.token_budget, manifest.hidden_size), bits, pin=pin
+    )

@@ -14,6 +14,7 @@ import torch
 
 from eagle3data.readers.batch import Batch
 from eagle3data.readers.dataset import Dataset
+from eagle3data.readers.host_buffers import HostBuffers
 from eagle3data.schema.errors import CorruptionError
 from eagle3data.schema.manifest import StorageDtype
 from eagle3data.schema.statistics import layer_statistics, stored_faults
@@ -83,7 +84,7 @@ class Filling:
         self,
         reading: Reading,
         members: Sequence[int],
-        states: npt.NDArray[Any],
+        buffers: HostBuffers,
         pool: ThreadPoolExecutor,
     ) -> None:
         """Begin.
@@ -91,13 +92,15 @@ class Filling:
         Args:
             reading: how.
             members: positions of the samples, in the order in which they lie in the batch.
-            states: `[L, T, H]` to fill; what it holds is overwritten everywhere.
+            buffers: whose `[L, T, H]` is filled; what one holds is overwritten everywhere.
             pool: the threads.
         """
-        self._reading, self._members, self._states = reading, members, states
+        self._reading, self._members, self._buffers = reading, members, buffers
+        self._states = states = buffers.take()
         budget = reading.token_budget
-        self._ids = np.zeros(budget, dtype=np.int32)
-        self._mask = np.zeros(budget, dtype=np.uint8)
+        self._input_ids = buffers.zeros(budget, dtype=torch.int32)
+        self._loss_mask = buffers.zeros(budget, dtype=torch.uint8)
+        self._ids, self._mask = self._input_ids.numpy(), self._loss_mask.numpy()
         lengths = [reading.dataset.length(position) for position in members]
         self._bounds: list[int] = [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
         self.tokens = self._bounds[-1]
@@ -170,23 +173,26 @@ class Filling:
         self._bounds, self.tokens = bounds, bounds[-1]
 
     def _assembled(self) -> Batch:
-        budget = self._reading.token_budget
-        positions = np.zeros(budget, dtype=np.int32)
-        documents = np.full(budget, -1, dtype=np.int32)
+        budget, zeros = self._reading.token_budget, self._buffers.zeros
+        positions = zeros(budget, dtype=torch.int32)
+        documents = zeros(budget, dtype=torch.int32).fill_(-1)
         for at in range(len(self._members)):
             rows = slice(self._bounds[at], self._bounds[at + 1])
-            positions[rows] = np.arange(rows.stop - rows.start)
-            documents[rows] = at
+            positions.numpy()[rows] = np.arange(rows.stop - rows.start)
+            documents.numpy()[rows] = at
+        bounds = zeros(len(self._bounds), dtype=torch.int32)
+        bounds.numpy()[:] = self._bounds
         dataset = self._reading.dataset
         return Batch(
             hidden_states=torch.from_numpy(self._states).view(
                 _TORCH_DTYPE[dataset.manifest.storage.dtype]
             ),
             layers=list(self._reading.layers),
-            input_ids=torch.from_numpy(self._ids),
-            loss_mask=torch.from_numpy(self._mask),
-            position_ids=torch.from_numpy(positions),
-            document_ids=torch.from_numpy(documents),
-            cu_seqlens=torch.tensor(self._bounds, dtype=torch.int32),
+            input_ids=self._input_ids,
+            loss_mask=self._loss_mask,
+            position_ids=positions,
+            document_ids=documents,
+            cu_seqlens=bounds,
             sample_ids=[dataset.sample_id(position) for position in self._members],
+            tokens=self.tokens,
         )

@@ -16,6 +16,7 @@ import torch
 
 from eagle3data.readers.batch import Batch
 from eagle3data.readers.dataset import Dataset
+from eagle3data.readers.device_copies import CudaDevice, device_of
 from eagle3data.readers.failures import Failures
 from eagle3data.readers.feeding import (
     DEFAULT_PREFETCH_BYTES,
@@ -69,6 +70,7 @@ class StreamingLoader:
         ledger: str | Path | None = None,
         threads: int | None = None,
         prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
+        device: torch.device | str | None = None,
     ) -> None:
         """Select samples and plan the epoch; nothing heavy is read yet.
 
@@ -97,6 +99,9 @@ class StreamingLoader:
             threads: that read; by default as many as the data set's.
             prefetch_bytes: memory for batches that are being filled or wait to be asked for; two
                 batches at least. What a consumer holds comes on top.
+            device: where batches are copied to while the one before is used: `cuda`, `cuda:N`. By
+                default, and with `cpu`, they stay in the host's memory, by default page-locked
+                where there is a GPU.
 
         Raises:
             InputError: nothing selected, a sample over the budget, or ranks that can't be.
@@ -133,7 +138,9 @@ class StreamingLoader:
         self._reading = Reading(
             dataset=dataset, layers=self.layers, token_budget=token_budget, verify=verify
         )
-        self._buffers = batch_buffers(self._reading)
+        self._device = device_of(device)
+        on_gpu = None if self._device is None else self._device.type == "cuda"
+        self._buffers = batch_buffers(self._reading, pin=on_gpu)
         self.metrics = FeedMetrics()
         self._selected = self._select(split, where)
         self._lengths = dataset.index["length"].to_numpy()
@@ -204,6 +211,7 @@ class StreamingLoader:
             metrics=self.metrics,
             skip=self._failures.add,
             buffers=self._buffers,
+            device=self._copies_to,
         )
         for batch in batches:
             if mine != self._iteration:
@@ -216,6 +224,13 @@ class StreamingLoader:
             del batch
         if mine == self._iteration:
             self.set_epoch(self._epoch + 1)
+
+    @cached_property
+    def _copies_to(self) -> CudaDevice | None:
+        """One for all epochs: torch keeps device memory by the stream that took it."""
+        if self._device is None or self._device.type != "cuda":
+            return None
+        return CudaDevice(self._device)
 
     def _own_packs(self, start: int) -> Iterator[list[int]]:
         """This rank's packs from a step on; none in the last step is an empty one."""

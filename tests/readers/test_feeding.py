@@ -16,34 +16,17 @@ import torch
 from eagle3data import Batch, Dataset, StreamingLoader, open_dataset
 from eagle3data.readers.host_buffers import HostBuffers
 from eagle3data.schema.errors import InputError
-from tests.support import random_samples, small_manifest, write_set
-
-MANIFEST = small_manifest(shard_tokens=256)
-SAMPLES = {sample.sample_id: sample for sample in random_samples(80, MANIFEST, longest=90)}
-BUDGET = 200
+from tests.readers.feeding_set import BUDGET, MANIFEST, SAMPLES, require_right, write
+from tests.support import write_set
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    url = tmp_path_factory.mktemp("feeding") / "set"
-    return open_dataset(write_set(url, list(SAMPLES.values()), MANIFEST))
+    return write(tmp_path_factory.mktemp("feeding"))
 
 
 def _loader(dataset: Dataset, **settings: Any) -> StreamingLoader:
     return StreamingLoader(dataset, token_budget=BUDGET, **settings)
-
-
-def _require_right(batch: Batch) -> None:
-    for document, name in enumerate(batch.sample_ids):
-        sample = SAMPLES[name]
-        rows = batch.document_ids == document
-        assert np.array_equal(batch.input_ids[rows].numpy(), sample.input_ids)
-        assert np.array_equal(batch.loss_mask[rows].numpy(), sample.loss_mask)
-        for at, layer in enumerate(batch.layers):
-            assert np.array_equal(
-                batch.hidden_states[at][rows].numpy(), sample.hidden_states[layer]
-            )
-    assert not batch.hidden_states[:, batch.tokens :].any()
 
 
 def _load_threads() -> list[threading.Thread]:
@@ -54,7 +37,7 @@ def test_batches_that_are_held_stay_right(dataset: Dataset) -> None:
     batches = list(_loader(dataset, threads=3, prefetch_bytes=1 << 20))
     assert sorted(name for batch in batches for name in batch.sample_ids) == sorted(SAMPLES)
     for batch in batches:
-        _require_right(batch)
+        require_right(batch)
 
 
 def test_views_alone_keep_their_memory(dataset: Dataset) -> None:
@@ -75,7 +58,7 @@ def test_memory_goes_round(dataset: Dataset) -> None:
     for epoch in range(3):
         loader.set_epoch(epoch)
         for batch in loader:
-            _require_right(batch)
+            require_right(batch)
             steps += 1
     assert steps > 3 * (ahead + 1)
     # Those ahead, the one in hand, and the one taken before the one in hand is let go.
@@ -180,4 +163,4 @@ def test_a_fresh_loader_has_every_layer_it_was_asked_for_only(
             file.unlink()
     layers = [layer for layer in MANIFEST.layers if layer != 2]
     for batch in StreamingLoader(open_dataset(url), token_budget=BUDGET, layers=layers):
-        _require_right(batch)
+        require_right(batch)
