@@ -77,6 +77,7 @@ class Inputs:
             split=self.config.data.eval_split,
             shuffle=False,
             verify=self.config.data.verify,
+            device=self.device,
         )
 
     def saved_draft(self) -> SavedDraft:
@@ -127,6 +128,7 @@ def gather(url: str, model: str, config: TrainConfig, revision: str | None = Non
             layers=[*aux_layers, dataset.manifest.final_layer],
             split=config.data.train_split,
             verify=config.data.verify,
+            device=device,
             target=None if config.data.allow_other_target else model,
             revision=revision,
         ),
