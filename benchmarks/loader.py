@@ -30,17 +30,19 @@ SHORTEST, LONGEST = 200, 4000
 Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 
-def write_samples(url: str, nbytes: int) -> Dataset:
+def write_samples(
+    url: str, nbytes: int, *, hidden: int = HIDDEN, vocabulary: int = VOCABULARY
+) -> Dataset:
     """A set of at least `nbytes` of states."""
     rng = np.random.default_rng(0)
     manifest = Manifest.synthetic(
-        hidden_size=HIDDEN,
+        hidden_size=hidden,
         num_hidden_layers=61,
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         layers=LAYERS,
         axis=TokenAxis(shard_tokens=17_408, chunk_tokens=64),
     )
-    block = rng.standard_normal((LONGEST * 2, HIDDEN), dtype=np.float32).astype(np.float16)
+    block = rng.standard_normal((LONGEST * 2, hidden), dtype=np.float32).astype(np.float16)
     written = number = 0
     with DatasetWriter.create(url, manifest) as writer:
         while written < nbytes:
@@ -50,12 +52,12 @@ def write_samples(url: str, nbytes: int) -> Dataset:
             writer.append(
                 Sample(
                     hidden_states=states,
-                    input_ids=rng.integers(0, VOCABULARY, length),
+                    input_ids=rng.integers(0, vocabulary, length),
                     loss_mask=np.ones(length, np.uint8),
                     sample_id=f"s{number}",
                 )
             )
-            written += length * len(LAYERS) * HIDDEN * 2
+            written += length * len(LAYERS) * hidden * 2
             number += 1
     return open_dataset(url)
 
@@ -73,7 +75,7 @@ class RawCopy:
         """Map nothing yet."""
         self._dataset, self._packs = dataset, packs
         self._pool = ThreadPoolExecutor(threads)
-        self._buffers = HostBuffers((len(LAYERS), BUDGET, HIDDEN), np.float16)
+        self._buffers = HostBuffers((len(LAYERS), BUDGET, dataset.manifest.hidden_size), np.float16)
         self._maps: dict[str, Bytes] = {}
         self._offsets = dataset.index["token_offset"].to_numpy()
 
