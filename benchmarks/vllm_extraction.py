@@ -27,7 +27,7 @@ from rich.table import Table
 from eagle3data.bench.turns import Case, Timing, take_turns
 from eagle3data.cli.engine_args import engine_arguments
 from eagle3data.extractor.alignment import AlignmentWatch
-from eagle3data.extractor.engines.base import Captured, Request
+from eagle3data.extractor.engines.base import Captured, CaptureSettings, Engine, Request
 from eagle3data.extractor.engines.choice import EngineOptions, load_engine
 from eagle3data.extractor.engines.vllm import VllmEngine
 from eagle3data.extractor.preflight import Preflight
@@ -36,6 +36,7 @@ from eagle3data.extractor.prompts import PromptsFile, read_prompts
 from eagle3data.extractor.run import ExtractOptions, Job, finish_job, plan_extraction, prepare_job
 from eagle3data.extractor.worker import Worker
 from eagle3data.schema.index import list_values
+from eagle3data.schema.statistics import statistics_of_rows
 from eagle3data.storage.claims import Claims
 from eagle3data.storage.model_weights import load_head
 from eagle3data.storage.root import Root
@@ -67,6 +68,44 @@ class HeldEngine:
         """Its owner ends it."""
 
 
+class ReplayEngine:
+    """States that are there already, as fast as they are taken: what writing alone can do."""
+
+    name = "vllm"
+    version, compute_dtype = "replayed", "bfloat16"
+
+    def __init__(self, asked: CaptureSettings) -> None:
+        self.switches: dict[str, str] = {}
+        shape = (len(asked.layers), asked.longest, asked.hidden_size)
+        rows = np.random.default_rng(0).standard_normal(shape, np.float32)
+        self._norms, self._largest = np.linalg.norm(rows, axis=-1), np.abs(rows).max(axis=-1)
+        self._states = rows.astype(np.float16)
+        self._asked = asked
+
+    def capture(self, groups: Iterable[Sequence[Request] | None]) -> Iterator[Captured]:
+        for group in groups:
+            for request in group or ():
+                yield self._captured(request, len(request.input_ids))
+
+    def close(self) -> None:
+        """Used again."""
+
+    def _captured(self, request: Request, tokens: int) -> Captured:
+        statistics = {
+            layer: statistics_of_rows(norms[:tokens], largest[:tokens], self._asked.hidden_size)
+            for layer, norms, largest in zip(
+                self._asked.layers, self._norms, self._largest, strict=True
+            )
+        }
+        return Captured(
+            request=request,
+            hidden_states=dict(zip(self._asked.layers, self._states[:, :tokens], strict=True)),
+            witness_token=0,
+            witness_logprob=0.0,
+            statistics={layer: one for layer, one in statistics.items() if one is not None},
+        )
+
+
 def main() -> None:
     options = _arguments()
     work = Path(tempfile.mkdtemp(prefix="eagle3data-bench-", dir=options.folder))
@@ -86,7 +125,9 @@ def main() -> None:
         if not isinstance(engine, VllmEngine):
             raise TypeError(f"expected a vLLM engine, got {engine.name}")
         try:
-            _compare(options, work, engine, partial(_extract, prompts, str(model), chosen, engine))
+            extract = partial(_extract, prompts, str(model), chosen)
+            replayed = ReplayEngine(engine.asked) if options.replay else None
+            _compare(options, work, engine, replayed, extract)
         finally:
             engine.close()
     finally:
@@ -97,8 +138,10 @@ def _compare(
     options: argparse.Namespace,
     work: Path,
     engine: VllmEngine,
-    extract: Callable[[Path], None],
+    replayed: ReplayEngine | None,
+    extract: Callable[[Engine, Path], None],
 ) -> None:
+    held = HeldEngine(engine)
     prompts = read_prompts(work / "prompts.arrow")
     tokens = int(prompts.lengths.sum())
     memory: list[int] = []
@@ -112,11 +155,20 @@ def _compare(
         Case(name="thrown away", run=partial(_throw_away, engine, prompts), nbytes=tokens),
         Case(
             name="written, memory",
-            run=partial(extract, kept),
+            run=partial(extract, held, kept),
             after=partial(remove, kept),
             nbytes=tokens,
         ),
     ]
+    if replayed is not None:
+        cases.append(
+            Case(
+                name="writing alone, memory",
+                run=partial(extract, replayed, kept),
+                after=partial(remove, kept),
+                nbytes=tokens,
+            )
+        )
     if options.disk:
         slow = Path(options.disk) / "eagle3data-bench-set"
         raw = Path(options.disk) / "eagle3data-bench-raw"
@@ -124,7 +176,7 @@ def _compare(
         cases += [
             Case(
                 name="written, disk",
-                run=partial(extract, slow),
+                run=partial(extract, held, slow),
                 after=partial(remove, slow),
                 nbytes=tokens,
             ),
@@ -145,7 +197,7 @@ def _compare(
 
 
 def _extract(
-    prompts: Path, model: str, chosen: ExtractOptions, engine: VllmEngine, url: Path
+    prompts: Path, model: str, chosen: ExtractOptions, engine: Engine, url: Path
 ) -> None:
     root = Root(str(url))
     with Claims(root) as claims:
@@ -163,7 +215,7 @@ def _extract(
             _unheard,
             _unheard,
         )
-        written = worker.run(job.wanted, lambda: HeldEngine(engine))
+        written = worker.run(job.wanted, lambda: engine)
     _require_whole(job, finish_job(root, job, written).committed)
 
 
@@ -297,6 +349,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--engine-arg", action="append")
+    parser.add_argument("--replay", action="store_true", help="writing alone, for comparison")
     parser.add_argument("--json")
     return parser.parse_args()
 

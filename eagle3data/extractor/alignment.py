@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,8 @@ WINDOWS_A_SHARD = 64
 """Samples of a shard whose identity is probed; the witness is asked of all."""
 REFERENCE_ROWS = 6144
 """Rows of the latest windows that a shard is compared with."""
+COLUMNS = 1024
+"""Of a row, about so many of its values are looked at, evenly spread: enough to name a token."""
 FROZEN_ROWS = 512
 """Rows after which features are standardised once and for all."""
 _LOOKS = 8
@@ -96,16 +98,15 @@ class AlignmentWatch:
             load_head: the target's norm and lm_head.
             on_notice: told what can't be checked.
         """
-        self._manifest, self._url = manifest, url
-        self._lock = threading.Lock()
+        self._url = url
+        self._judging = threading.Lock()
         self._identity = _IdentityWatch(min(manifest.layers), samples)
         self._witness = _WitnessWatch(manifest, load_head, on_notice)
 
     def see(self, sample: Sample, shard: int) -> None:
         """Take note of a sample that is going to be written to a shard."""
-        with self._lock:
-            self._identity.take(sample, shard)
-            self._witness.take(sample, shard)
+        self._identity.take(sample, shard)
+        self._witness.take(sample, shard)
 
     def require(self, shard: int) -> None:
         """Judge a shard that is to be committed now.
@@ -113,7 +114,8 @@ class AlignmentWatch:
         Raises:
             CorruptionError: its states, or those of the run, are not those of their tokens.
         """
-        with self._lock:
+        # One at a time: each computes with all of torch's threads.
+        with self._judging:
             problem = self._witness.problem(shard) or self._identity.problem(shard)
         if problem is not None:
             raise CorruptionError(
@@ -138,6 +140,7 @@ class _IdentityWatch:
 
     def __init__(self, layer: int, samples: int) -> None:
         self._layer = layer
+        self._lock = threading.Lock()
         self._log_alpha = log_threshold(samples * len(WIDE_SHIFTS) * _LOOKS)
         self._features: RowFeatures | None = None
         self._windows: deque[_Window] = deque()
@@ -146,11 +149,20 @@ class _IdentityWatch:
         self._count: Counter[int] = Counter()
 
     def take(self, sample: Sample, shard: int) -> None:
-        self._count[shard] += 1
-        if self._count[shard] > WINDOWS_A_SHARD:
-            return
+        with self._lock:
+            self._count[shard] += 1
+            if self._count[shard] > WINDOWS_A_SHARD:
+                return
+            features = self._features
+        # Not under the lock: at an engine's full speed that alone would hold it half the time.
         window = self._cut(sample, shard)
-        if self._features is not None:
+        if features is not None:
+            window = replace(window, rows=features(window.rows))
+        with self._lock:
+            self._add(window, is_raw=features is None)
+
+    def _add(self, window: _Window, *, is_raw: bool) -> None:
+        if is_raw and self._features is not None:
             window = replace(window, rows=self._features(window.rows))
         self._windows.append(window)
         self._rows += len(window.ids)
@@ -159,25 +171,22 @@ class _IdentityWatch:
 
     def problem(self, shard: int) -> _Problem | None:
         """What is wrong with a shard, or with one before it that could not be judged then."""
-        self._done.add(shard)
-        del self._count[shard]  # one that is not committed after all may come again
-        try:
-            return self._look(shard)
-        finally:
+        with self._lock:
+            self._done.add(shard)
+            del self._count[shard]  # one that is not committed after all may come again
+            windows = list(self._windows) if self._features is not None else []
             self._forget()
+        return self._look(windows, shard) if len(windows) >= _FEW else None
 
-    def _look(self, shard: int) -> _Problem | None:
-        if self._features is None:
-            return None
+    def _look(self, windows: Sequence[_Window], shard: int) -> _Problem | None:
         import torch
 
         from eagle3data.validation.sample_verdicts import SampleJudge
         from eagle3data.validation.token_identity import Sequences, frequent_tokens, measure
 
-        windows = list(self._windows)
         sequences = Sequences.of([window.ids for window in windows])
         classes = frequent_tokens(sequences)
-        if len(windows) < _FEW or len(classes) < _MIN_CLASSES:
+        if len(classes) < _MIN_CLASSES:
             return None
         rows = torch.cat([window.rows for window in windows])
         found = measure(rows, sequences, classes, self._log_alpha)
@@ -224,7 +233,9 @@ class _IdentityWatch:
 
         places = max(0, len(sample) - WINDOW_ROWS) + 1
         first = int(sequence_digest([sample.sample_id])[-8:], 16) % places
-        rows = sample.hidden_states[self._layer][first : first + WINDOW_ROWS]
+        states = sample.hidden_states[self._layer]
+        step = max(1, states.shape[1] // COLUMNS)
+        rows = states[first : first + WINDOW_ROWS, ::step]
         return _Window(
             sample_id=sample.sample_id,
             shard=shard,
@@ -259,6 +270,7 @@ class _WitnessWatch:
         self._final = manifest.final_layer
         self._is_kept = self._final in manifest.layers
         self._load_head, self._on_notice = load_head, on_notice
+        self._lock = threading.Lock()
         self._head: TargetHead | None = None
         self._is_head_sought = False
         self._open: dict[int, list[_Witness]] = {}
@@ -268,18 +280,19 @@ class _WitnessWatch:
         if not self._is_kept:
             return
         if sample.witness_token is not None and sample.witness_logprob is not None:
-            self._open.setdefault(shard, []).append(
-                _Witness(
-                    sample_id=sample.sample_id,
-                    row=as_float32(sample.hidden_states[self._final][-1:]),
-                    token=sample.witness_token,
-                    logprob=sample.witness_logprob,
-                )
+            found = _Witness(
+                sample_id=sample.sample_id,
+                row=as_float32(sample.hidden_states[self._final][-1:]),
+                token=sample.witness_token,
+                logprob=sample.witness_logprob,
             )
+            with self._lock:
+                self._open.setdefault(shard, []).append(found)
 
     def problem(self, shard: int) -> _Problem | None:
         head = self._target_head()
-        mine = self._open.pop(shard, [])
+        with self._lock:
+            mine = self._open.pop(shard, [])
         if head is None or not mine:
             return None
         import torch

@@ -59,10 +59,15 @@ class _ArrayObject:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def write(self, chunks: Iterable[tuple[int, Callable[[], EncodedChunk]]]) -> None:
-        """Append chunks in the order given, each while what encodes it has it in its cache."""
+        """Append a sample's chunks, in the order given and beside each other.
+
+        They are encoded before the object is held: other samples' writers wait for it.
+        """
+        encoded = [(number, encode()) for number, encode in chunks]
         with self.lock:
-            for number, encode in chunks:
-                self.upload.write(self.encoder.add(number, encode()))
+            self.upload.write(
+                [part for number, chunk in encoded for part in self.encoder.add(number, chunk)]
+            )
 
     def commit(self) -> None:
         """Give the finished object its name."""
