@@ -35,8 +35,8 @@ def train(
     are errors. Ctrl-C saves a checkpoint after the step in hand.
     """
     from eagle3data.trainer.config import load_config
+    from eagle3data.trainer.estimate import estimate
     from eagle3data.trainer.inputs import gather
-    from eagle3data.trainer.loop import estimate
     from eagle3data.trainer.loop import train as run
 
     chosen = load_config(config, settings or [])
@@ -105,8 +105,9 @@ def _print_plan(plan: dict[str, Any]) -> None:
             ("steps", f"{plan['total_steps']:,} of up to {plan['tokens_per_step']:,} tokens"),
             ("parameters, gradients, AdamW", size(plan["state_bytes"])),
             ("target's head and embeddings", size(plan["target_bytes"])),
-            ("logits of a step, at most", size(plan["logits_bytes"])),
-            ("device", f"{plan['device']}, matrix products in {plan['autocast']}"),
+            ("activations of a pack, about", size(plan["activation_bytes"])),
+            ("logits held at a time", size(plan["logits_bytes"])),
+            ("device", f"{plan['device']}, matrix products in {plan['products']}"),
             *[(name, _setting(value)) for name, value in plan["settings"].items()],
         ]
     )

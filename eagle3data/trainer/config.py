@@ -79,6 +79,14 @@ class TrainSection(_Section):
         default="auto",
         description="Dtype of matrix products; auto: bfloat16 where the device is built for it.",
     )
+    attention: Literal["auto", "plain", "flex"] = Field(
+        default="auto", description="flex: a fused kernel (CUDA); auto: flex where it runs."
+    )
+    compile: bool | None = Field(default=None, description="torch.compile; null: on CUDA.")
+    checkpointing: bool = Field(
+        default=False,
+        description="Compute each training-time-test step again for its gradients: less memory.",
+    )
     eval_every: int = Field(default=200, gt=0, description="Steps.")
     eval_packs: int | None = Field(default=None, gt=0, description="null: all held-out packs.")
     save_every: int = Field(default=500, gt=0, description="Steps.")
@@ -93,8 +101,15 @@ class TrainConfig(_Section):
     train: TrainSection = TrainSection()
 
 
-MAY_CHANGE_ON_RESUME = {"data.verify", "train.eval_every", "train.save_every"}
-"""Settings that don't change what is learned."""
+MAY_CHANGE_ON_RESUME = {
+    "data.verify",
+    "train.attention",
+    "train.checkpointing",
+    "train.compile",
+    "train.eval_every",
+    "train.save_every",
+}
+"""Settings that don't change what is learned, but for rounding."""
 
 
 def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> TrainConfig:

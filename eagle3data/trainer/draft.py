@@ -2,13 +2,12 @@
 
 Parameter names are the published ones (`fc`, `midlayer`, `norm`, `lm_head`), so that
 `state_dict` is what an export holds. The embeddings are the target's, frozen and not part of
-the state. Parameters stay float32; speed comes from autocast round the forward pass. Held in
-bfloat16 alone, norm weights never leave 1.0: the steps are smaller than their last bit.
+the state. Parameters stay float32; matrices are cast to the products' dtype once a pack. Held
+in bfloat16 alone, norm weights never leave 1.0: the steps are smaller than their last bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from eagle3data.schema.errors import InputError
-from eagle3data.trainer.attention import StepKeys, ttt_attention
+from eagle3data.trainer.layer import DraftLayer, LayerSizes, LayerWeights, Norm, linear, rms_norm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,10 +99,7 @@ class DraftConfig(BaseModel):
 
 
 class Draft(nn.Module):
-    """The draft and the target's embeddings.
-
-    `forward` is one training-time-test step; `trainer.ttt.unroll` calls it step by step.
-    """
+    """The draft's parameters and the target's embeddings; `ttt.unroll` computes with them."""
 
     embeddings: Tensor
 
@@ -124,11 +120,19 @@ class Draft(nn.Module):
                 f"[{config.vocab_size}, {config.hidden_size}]."
             )
         self.config = config
+        self.sizes = LayerSizes(
+            heads=config.num_attention_heads,
+            key_value_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            eps=config.rms_norm_eps,
+        )
         self.register_buffer("embeddings", embeddings, persistent=False)
-        self.fc = _linear(AUX_STATES * config.hidden_size, config.hidden_size)
-        self.midlayer = _DraftLayer(config)
-        self.norm = _norm(config)
-        self.lm_head = _linear(config.hidden_size, config.draft_vocab_size)
+        self.fc = linear(AUX_STATES * config.hidden_size, config.hidden_size)
+        self.midlayer = DraftLayer(
+            config.hidden_size, config.intermediate_size, self.sizes, first=True
+        )
+        self.norm = Norm(config.hidden_size)
+        self.lm_head = linear(config.hidden_size, config.draft_vocab_size)
         inverse_frequencies, self.rotary_scale = rotary_frequencies(config)
         self.inverse_frequencies: Tensor
         self.register_buffer("inverse_frequencies", inverse_frequencies, persistent=False)
@@ -136,132 +140,31 @@ class Draft(nn.Module):
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=config.initializer_range)
 
-    def fuse(self, aux_states: Tensor) -> Tensor:
+    def fuse(self, aux_states: Tensor, dtype: torch.dtype) -> Tensor:
         """The hidden input of step 0: `[3, T, H]` aux states, lowest layer first, to `[T, H]`."""
-        fused: Tensor = self.fc(aux_states.transpose(0, 1).flatten(1).float())
-        return fused
+        side_by_side = aux_states.transpose(0, 1).flatten(1).to(dtype)  # [T, 3 H]
+        return F.linear(side_by_side, self.fc.weight.to(dtype))
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        hidden: Tensor,
-        rotary_positions: Tensor,
-        cache: StepKeys,
-        cu_seqlens: Sequence[int],
-    ) -> Tensor:
-        """One step: tokens and hidden inputs of every base position to the draft's states.
+    def embed(self, token_ids: Tensor, weights: LayerWeights) -> Tensor:
+        """The embeddings' part of the first layer's queries, keys and values.
 
         Args:
-            token_ids: `[T]` int64.
-            hidden: `[T, H]`: `fuse`'s result at step 0, the step before's result later.
-            rotary_positions: `[T]` int64.
-            cache: keys and values of the earlier steps; this step's are added.
-            cu_seqlens: document boundaries of the pack.
+            token_ids: `[T]` integers, unshifted.
+            weights: the first layer's.
 
         Returns:
-            `[T, H]`, before the final norm: what the next step takes as hidden input.
+            `[T, (A + 2 KV) D]`, a row a token of the pack.
         """
-        embedded = F.embedding(token_ids, self.embeddings).to(hidden.dtype)
-        angles = rotary_positions[:, None].float() * self.inverse_frequencies  # [T, D/2]
-        rotary = (angles.cos() * self.rotary_scale, angles.sin() * self.rotary_scale)
-        states: Tensor = self.midlayer(embedded, hidden, rotary, cache, cu_seqlens)
-        return states
+        if weights.embedding_qkv is None:
+            raise TypeError("only the first layer reads embeddings")
+        embedded = F.embedding(token_ids, self.embeddings).to(weights.embedding_qkv.dtype)
+        norm = self.midlayer.input_layernorm.weight
+        return rms_norm(embedded, norm, self.sizes.eps) @ weights.embedding_qkv.T
 
-    def logits(self, states: Tensor) -> Tensor:
-        """Draft-vocabulary logits `[K, Vd]` of draft states `[K, H]`, the final norm applied."""
-        logits: Tensor = self.lm_head(self.norm(states))
-        return logits
-
-
-class _DraftLayer(nn.Module):
-    def __init__(self, config: DraftConfig) -> None:
-        super().__init__()
-        self.norm_before_residual = config.norm_before_residual
-        self.input_layernorm = _norm(config)
-        self.hidden_norm = _norm(config)
-        self.self_attn = _Attention(config)
-        self.post_attention_layernorm = _norm(config)
-        self.mlp = _Mlp(config)
-
-    def forward(
-        self,
-        embedded: Tensor,
-        hidden: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        cache: StepKeys,
-        cu_seqlens: Sequence[int],
-    ) -> Tensor:
-        normed = self.hidden_norm(hidden)
-        residual = normed if self.norm_before_residual else hidden
-        both = torch.cat([self.input_layernorm(embedded), normed], dim=-1)  # [T, 2H]
-        states: Tensor = residual + self.self_attn(both, rotary, cache, cu_seqlens)
-        fed_back: Tensor = states + self.mlp(self.post_attention_layernorm(states))
-        return fed_back
-
-
-class _Attention(nn.Module):
-    def __init__(self, config: DraftConfig) -> None:
-        super().__init__()
-        self.head_dim = config.head_dim
-        width = 2 * config.hidden_size
-        self.q_proj = _linear(width, config.num_attention_heads * config.head_dim)
-        self.k_proj = _linear(width, config.num_key_value_heads * config.head_dim)
-        self.v_proj = _linear(width, config.num_key_value_heads * config.head_dim)
-        self.o_proj = _linear(config.num_attention_heads * config.head_dim, config.hidden_size)
-
-    def forward(
-        self,
-        both: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        cache: StepKeys,
-        cu_seqlens: Sequence[int],
-    ) -> Tensor:
-        by_head = (len(both), -1, self.head_dim)
-        query = _rotate(self.q_proj(both).view(by_head), rotary)  # [T, A, D]
-        key = _rotate(self.k_proj(both).view(by_head), rotary)  # [T, KV, D]
-        cache.append(key, self.v_proj(both).view(by_head))
-        attended: Tensor = self.o_proj(ttt_attention(query, cache, cu_seqlens).flatten(1))
-        return attended
-
-
-class _Mlp(nn.Module):
-    def __init__(self, config: DraftConfig) -> None:
-        super().__init__()
-        self.gate_proj = _linear(config.hidden_size, config.intermediate_size)
-        self.up_proj = _linear(config.hidden_size, config.intermediate_size)
-        self.down_proj = _linear(config.intermediate_size, config.hidden_size)
-
-    def forward(self, states: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(states)) * self.up_proj(states))
-        return out
-
-
-class _RmsNorm(nn.Module):
-    """RMSNorm computed in float32, whatever autocast does round it."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, states: Tensor) -> Tensor:
-        return F.rms_norm(states.float(), self.weight.shape, self.weight, self.eps)
-
-
-def _norm(config: DraftConfig) -> _RmsNorm:
-    return _RmsNorm(config.hidden_size, config.rms_norm_eps)
-
-
-def _linear(inputs: int, outputs: int) -> nn.Linear:
-    return nn.Linear(inputs, outputs, bias=False)
-
-
-def _rotate(heads: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary embedding in Llama's layout: the first half of a head pairs with its second half."""
-    cos, sin = (part[:, None] for part in rotary)  # [T, 1, D/2]
-    first, second = heads.float().chunk(2, dim=-1)
-    rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-    return rotated.to(heads.dtype)
+    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of rotary positions `[T]`, `[T, D / 2]` float32 each."""
+        angles = positions[:, None].float() * self.inverse_frequencies
+        return angles.cos() * self.rotary_scale, angles.sin() * self.rotary_scale
 
 
 def _rope_parameters(config: dict[str, Any]) -> dict[str, Any]:

@@ -15,9 +15,18 @@ from eagle3data.schema.layers import missing_final_layer
 from eagle3data.schema.manifest import Manifest, NormState, TargetModel
 from eagle3data.schema.target import describe_target, model_folder, text_config
 from eagle3data.storage.model_weights import TargetHead, load_embeddings, load_head
-from eagle3data.trainer.config import MAY_CHANGE_ON_RESUME, ModelSection, TrainConfig, flat
+from eagle3data.trainer.attention import SMALLEST_HEAD
+from eagle3data.trainer.config import (
+    MAY_CHANGE_ON_RESUME,
+    ModelSection,
+    TrainConfig,
+    TrainSection,
+    flat,
+)
 from eagle3data.trainer.draft import AUX_STATES, Draft, DraftConfig
+from eagle3data.trainer.learner import Subject
 from eagle3data.trainer.saved import DraftDescription, SavedDraft
+from eagle3data.trainer.ttt import Speed
 from eagle3data.trainer.vocab import VocabularyMap, count_tokens
 
 
@@ -36,7 +45,7 @@ class Inputs:
         post_norm: the data set's final states carry the final norm already.
         description: whose draft this is.
         device: where the run computes.
-        autocast: dtype of matrix products, or None for float32.
+        speed: how.
     """
 
     config: TrainConfig
@@ -50,7 +59,20 @@ class Inputs:
     post_norm: bool
     description: DraftDescription
     device: torch.device
-    autocast: torch.dtype | None
+    speed: Speed
+
+    @property
+    def subject(self) -> Subject:
+        """What the learner works on."""
+        return Subject(
+            draft=self.draft,
+            head=self.head,
+            draft_ids=self.draft_ids,
+            commonest_token=self.commonest_token,
+            post_norm=self.post_norm,
+            device=self.device,
+            speed=self.speed,
+        )
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -99,7 +121,7 @@ def gather(url: str, model: str, config: TrainConfig, revision: str | None = Non
     target, _ = describe_target(model, revision)
     aux_layers = check_dataset(dataset.manifest, target, config.model, url)
     check_splits(dataset, config)
-    device, autocast = choose_device(config.train.device, config.train.autocast)
+    device, dtype = choose_device(config.train.device, config.train.autocast)
     counts = count_tokens(dataset.index, target.vocab_size, config.data.train_split)
     wanted = min(config.model.draft_vocab_size, target.vocab_size)
     vocabulary = VocabularyMap.most_frequent(counts, wanted)
@@ -133,7 +155,7 @@ def gather(url: str, model: str, config: TrainConfig, revision: str | None = Non
             revision=revision,
         ),
         draft=draft.to(device),
-        head=replace(head, lm_head=head.lm_head.to(autocast or torch.float32)).to(device),
+        head=replace(head, lm_head=head.lm_head.to(dtype)).to(device),
         vocabulary=vocabulary,
         draft_ids=draft_ids.to(device),
         commonest_token=int(counts.argmax()),
@@ -148,7 +170,7 @@ def gather(url: str, model: str, config: TrainConfig, revision: str | None = Non
             data_set=dataset.manifest.identity,
         ),
         device=device,
-        autocast=autocast,
+        speed=choose_speed(config.train, device, dtype, shape.head_dim),
     )
 
 
@@ -206,10 +228,10 @@ def check_splits(dataset: Dataset, config: TrainConfig) -> None:
             )
 
 
-def choose_device(device: str, autocast: str) -> tuple[torch.device, torch.dtype | None]:
+def choose_device(device: str, autocast: str) -> tuple[torch.device, torch.dtype]:
     """Turn `train.device` and `train.autocast` into a device and the dtype of matrix products.
 
-    `auto` autocasts on CUDA, and on CPUs with bfloat16 matrix units: others only emulate it.
+    `auto` takes bfloat16 on CUDA, and on CPUs with bfloat16 matrix units: others only emulate it.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -221,4 +243,27 @@ def choose_device(device: str, autocast: str) -> tuple[torch.device, torch.dtype
         raise InputError(f"train.device is {device!r}, but torch sees no GPU here.")
     fast = chosen.type != "cpu" or bool(torch.cpu.get_capabilities().get("amx_bf16"))
     use = autocast == "bfloat16" or (autocast == "auto" and fast)
-    return chosen, torch.bfloat16 if use else None
+    return chosen, torch.bfloat16 if use else torch.float32
+
+
+def choose_speed(
+    section: TrainSection, device: torch.device, dtype: torch.dtype, head_dim: int
+) -> Speed:
+    """Turn `train.attention`, `train.compile` and `train.checkpointing` into what is run.
+
+    Raises:
+        InputError: flex attention where its kernel can't run.
+    """
+    compile_it = device.type == "cuda" if section.compile is None else section.compile
+    runs = device.type == "cuda" and head_dim >= SMALLEST_HEAD
+    if section.attention == "flex" and not runs:
+        raise InputError(
+            f"train.attention is flex, which needs CUDA and heads of at least {SMALLEST_HEAD}; "
+            f"here are {device.type} and heads of {head_dim}. Leave it at auto."
+        )
+    return Speed(
+        dtype=dtype,
+        flex=runs and section.attention != "plain",
+        compile=compile_it,
+        checkpoint=section.checkpointing,
+    )

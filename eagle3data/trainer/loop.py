@@ -9,35 +9,26 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from eagle3data.readers.batch import Batch
-from eagle3data.schema.errors import Eagle3DataError
 from eagle3data.storage.local import exclusive_lock
 from eagle3data.trainer import checkpoint
 from eagle3data.trainer.checkpoint import Checkpoint
-from eagle3data.trainer.config import OptimizerSection, TrainConfig, flat
+from eagle3data.trainer.config import OptimizerSection, TrainConfig
 from eagle3data.trainer.files import write_json
 from eagle3data.trainer.inputs import Inputs, gather
 from eagle3data.trainer.interruption import Interruption
-from eagle3data.trainer.loss import LOSSES, step_weights
-from eagle3data.trainer.metrics import DEFINITIONS, Metrics
+from eagle3data.trainer.learner import Learner, NonFiniteError
+from eagle3data.trainer.metrics import DEFINITIONS
 from eagle3data.trainer.records import MetricsFile
-from eagle3data.trainer.ttt import kept_counts, shifted_steps, teach_pack, unroll
 
 SUMMARY = "summary.json"
 LOCK = "writer.lock"
 Record = dict[str, Any]
-
-
-class NonFiniteError(Eagle3DataError):
-    """A loss or gradient that is not a finite number; the optimiser was not stepped with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,18 +92,11 @@ class Run:
         self.inputs = inputs
         self.out = out
         self.config = inputs.config
-        self.weights = step_weights(self.config.train.ttt_steps, self.config.train.step_decay)
+        self.learner = Learner(inputs.subject, self.config)
         self.step = 0
         self.total_steps = count_steps(inputs)
         # What a checkpoint carries besides the state of the parts.
         self.history: dict[str, Any] = {"start": None, "best": None, "end": None, "tokens": 0}
-        self.optimizer = torch.optim.AdamW(
-            inputs.draft.parameters(),
-            lr=self.config.optimizer.learning_rate,
-            betas=self.config.optimizer.betas,
-            weight_decay=self.config.optimizer.weight_decay,
-            fused=True,
-        )
         self.records = MetricsFile(out, report)
 
     def start_or_resume(self) -> None:
@@ -124,7 +108,7 @@ class Run:
             return
         saved.check_identity(self.inputs.identity, self.out)
         self.inputs.draft.load_state_dict(saved.draft.parameters)
-        self.optimizer.load_state_dict(saved.optimizer)
+        self.learner.optimizer.load_state_dict(saved.optimizer)
         self.inputs.loader.load_state_dict(saved.loader)
         self.step, self.history = saved.step, saved.history
         self.records.resume(self.step)
@@ -137,59 +121,36 @@ class Run:
             NonFiniteError: the loss or the gradient is not finite.
         """
         began = time.monotonic()
-        settings = self.config.train
-        packs = [pack.to(self.inputs.device) for pack in packs]
-        shifted = [shifted_steps(p, settings.ttt_steps, settings.mask_alignment) for p in packs]
-        kept = torch.stack([kept_counts(steps) for steps in shifted]).sum(0)
-        # Each step's loss is its mean over the kept positions of ALL packs.
-        scales = torch.tensor(self.weights, device=kept.device) / kept.clamp(min=1)
-        metrics = Metrics(self.weights, self.inputs.device)
-        for pack, steps in zip(packs, shifted, strict=True):
-            loss = self._pack_loss(pack, steps, scales, metrics)
-            if loss.requires_grad:
-                torch.autograd.backward(loss)
-        norm = torch.nn.utils.clip_grad_norm_(
-            self.inputs.draft.parameters(), self.config.optimizer.max_grad_norm
-        )
-        rates = metrics.rates()
-        if not (math.isfinite(rates["loss"]) and bool(norm.isfinite())):
-            raise self._not_finite(packs, rates["loss"], float(norm))
         rate = learning_rate(self.config.optimizer, self.step, self.total_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        try:
+            learned = self.learner.learn(packs, rate)
+        except NonFiniteError as error:
+            raise NonFiniteError(
+                f"step {self.step + 1}: {error}; look at them with `eagle3data validate "
+                f"{self.inputs.dataset.url}`, or lower optimizer.learning_rate. The checkpoints "
+                f"in {self.out} are from before it."
+            ) from None
         self.step += 1
         tokens = sum(pack.tokens for pack in packs)
         self.history["tokens"] += tokens
-        seconds = time.monotonic() - began
         self.records.write(
             {
                 "kind": "train",
                 "step": self.step,
                 "total_steps": self.total_steps,
                 "learning_rate": rate,
-                "grad_norm": float(norm),
                 "tokens": tokens,
-                "seconds": seconds,
-                **rates,
+                "seconds": time.monotonic() - began,
+                **learned,
             }
         )
 
-    @torch.no_grad()
     def evaluate(self) -> bool:
         """Measure the held-out split; whether the draft is the best so far."""
         loader = self.inputs.held_out()
         if loader is None:
             return False
-        metrics = Metrics(self.weights, self.inputs.device)
-        ones = torch.ones(len(self.weights), dtype=torch.float64, device=self.inputs.device)
-        for pack in islice(loader, self.config.train.eval_packs):
-            moved = pack.to(self.inputs.device)
-            settings = self.config.train
-            steps = shifted_steps(moved, settings.ttt_steps, settings.mask_alignment)
-            self._pack_loss(moved, steps, ones, metrics)
-        rates = metrics.rates()
+        rates = self.learner.measure(islice(loader, self.config.train.eval_packs))
         self.records.write({"kind": "eval", "step": self.step, **rates})
         if self.step == 0:
             self.history["start"] = rates
@@ -200,47 +161,12 @@ class Run:
             return True
         return False
 
-    def _pack_loss(
-        self, pack: Batch, steps: list[Any], scales: torch.Tensor, metrics: Metrics
-    ) -> torch.Tensor:
-        """The sum over steps of scale x summed loss; `metrics` takes what is measured."""
-        inputs = self.inputs
-        teacher, row_of = teach_pack(
-            inputs.head, pack, steps, inputs.draft_ids, post_norm=inputs.post_norm
-        )
-        alive = torch.ones_like(pack.input_ids, dtype=torch.bool)
-        total = torch.zeros((), device=inputs.device)
-        with autocast(inputs):
-            for output in unroll(inputs.draft, pack, steps, row_of):
-                losses = LOSSES[self.config.train.loss](
-                    output.logits, teacher.probabilities[output.teacher_rows]
-                )
-                total = total + losses.sum() * scales[output.step].float()
-                alive = metrics.add(
-                    output,
-                    losses,
-                    teacher,
-                    draft_ids=inputs.draft_ids,
-                    alive=alive,
-                    commonest_token=inputs.commonest_token,
-                )
-        return total
-
-    def _not_finite(self, packs: list[Batch], loss: float, norm: float) -> NonFiniteError:
-        names = [name for pack in packs for name in pack.sample_ids]
-        return NonFiniteError(
-            f"step {self.step + 1}: the loss is {loss} and the gradient's norm {norm}. The samples "
-            f"of this step are {', '.join(names)}; look at them with `eagle3data validate "
-            f"{self.inputs.dataset.url}`, or lower optimizer.learning_rate. The checkpoints in "
-            f"{self.out} are from before it."
-        )
-
     def save(self, *, best: bool) -> None:
         """Write a checkpoint of the run as it stands."""
         state = Checkpoint(
             step=self.step,
             draft=self.inputs.saved_draft(),
-            optimizer=self.optimizer.state_dict(),
+            optimizer=self.learner.optimizer.state_dict(),
             random=checkpoint.random_states(),
             loader=self.inputs.loader.state_dict(),
             identity=self.inputs.identity,
@@ -296,38 +222,3 @@ def learning_rate(section: OptimizerSection, step: int, total_steps: int) -> flo
     if section.schedule == "cosine":
         left = 0.5 * (1.0 - math.cos(math.pi * left))
     return section.learning_rate * left
-
-
-def autocast(inputs: Inputs) -> AbstractContextManager[Any]:
-    """Matrix products in the run's dtype; parameters stay float32."""
-    if inputs.autocast is None:
-        return nullcontext()
-    return torch.autocast(inputs.device.type, dtype=inputs.autocast)
-
-
-def estimate(inputs: Inputs) -> dict[str, Any]:
-    """What a run would be, before anything is computed: sizes, memory, steps."""
-    parameters = sum(p.numel() for p in inputs.draft.parameters())
-    settings, shape = inputs.config.train, inputs.draft.config
-    budget = inputs.config.data.token_budget
-    logits = budget * shape.draft_vocab_size * 4
-    return {
-        "draft": shape.model_dump(mode="json"),
-        "parameters": parameters,
-        "aux_layers": inputs.description.aux_layers,
-        "samples": len(inputs.dataset),
-        "total_steps": count_steps(inputs),
-        "tokens_per_step": budget * settings.accumulation,
-        # Parameters, gradients and AdamW's two moments, all float32.
-        "state_bytes": parameters * 16,
-        "target_bytes": _bytes(inputs.head.lm_head) + _bytes(inputs.draft.embeddings),
-        # A step keeps its logits, their gradient and the teacher's for the backward pass.
-        "logits_bytes": 3 * logits * settings.ttt_steps,
-        "device": inputs.device.type,
-        "autocast": str(inputs.autocast).removeprefix("torch.") if inputs.autocast else "float32",
-        "settings": flat(inputs.config),
-    }
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

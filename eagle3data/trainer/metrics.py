@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from eagle3data.trainer.judging import Judged
 from eagle3data.trainer.teacher import Teacher
-from eagle3data.trainer.ttt import StepOutput
+from eagle3data.trainer.ttt import Pairs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,49 +63,37 @@ class Metrics:
     @torch.no_grad()
     def add(
         self,
-        output: StepOutput,
-        losses: Tensor,
+        pairs: Pairs,
+        judged: Judged,
         teacher: Teacher,
         *,
         draft_ids: Tensor,
-        alive: Tensor,
         commonest_token: int,
-    ) -> Tensor:
-        """Count one step of one pack; call it for a pack's steps in order.
+    ) -> None:
+        """Count one pack.
 
         Args:
-            output: what the draft said.
-            losses: `[K]`, its loss at each kept position.
+            pairs: its kept pairs.
+            judged: what came of them.
             teacher: the pack's.
             draft_ids: `[Vd]` int64, the draft vocabulary as target ids.
-            alive: `[T]` bool, base positions kept and right at every step before; all true
-                at step 0.
             commonest_token: target id.
-
-        Returns:
-            `alive` for the next step.
         """
-        rows = output.teacher_rows
-        wanted = teacher.argmax[rows]
-        logits = output.logits.float()
-        right = draft_ids[logits.argmax(-1)] == wanted
-        target = teacher.probabilities[rows] * teacher.covered[rows, None]  # [K, Vd], full p
-        accepted = torch.minimum(logits.softmax(-1), target).sum(-1)
-        chained = alive[output.base]
+        wanted = teacher.argmax[pairs.teacher_rows]  # [P]
+        right = draft_ids[judged.guesses] == wanted
+        chained = _chained(pairs, right)
         columns = (
             torch.ones_like(right),
-            losses.detach(),
+            judged.losses,
             right,
             chained,
             right & chained,
-            accepted,
-            teacher.covered[rows],
+            judged.accepted,
+            judged.covered,
             wanted == commonest_token,
         )
-        self.sums[output.step] += torch.stack([column.double().sum() for column in columns])
-        survivors = torch.zeros_like(alive)
-        survivors[output.base] = right & chained
-        return survivors
+        table = torch.stack([column.double() for column in columns], dim=1)  # [P, columns]
+        self.sums.index_add_(0, pairs.step, table)
 
     def rates(self) -> dict[str, Any]:
         """The numbers that `DEFINITIONS` defines: some of the whole, `steps` one a step."""
@@ -135,3 +124,12 @@ class Metrics:
 
 def _rate(total: float, count: float) -> float:
     return total / count if count else 0.0
+
+
+def _chained(pairs: Pairs, right: Tensor) -> Tensor:
+    """`[P]` bool: the base position was kept and right at every step before the pair's."""
+    grid = torch.zeros(len(pairs.counts), pairs.rows, dtype=torch.bool, device=right.device)
+    grid[pairs.step, pairs.base] = right
+    so_far = grid.cumprod(0).bool()  # right at this step and at all before it
+    before = torch.cat([torch.ones_like(so_far[:1]), so_far[:-1]])
+    return before[pairs.step, pairs.base]

@@ -91,3 +91,14 @@ def shift(
         rotary_positions=position_ids.long() + step,
         keep=inside & masked[weighed_at],
     )
+
+
+def shift_rows(rows: Tensor, step: int) -> Tensor:
+    """What belongs to the token input of every base position at a step: `rows[t+1+s]`.
+
+    For rows `[T, ...]` computed a token, as `ShiftedStep.token_ids` is for the ids themselves.
+    Past a document's end the result is another document's row or zero: no (t, s) there is kept,
+    and no kept one sees it.
+    """
+    ahead = min(1 + step, len(rows))
+    return torch.cat([rows[ahead:], rows.new_zeros((ahead, *rows.shape[1:]))])

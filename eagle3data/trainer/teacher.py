@@ -9,18 +9,18 @@ position: the argmax, the log-sum-exp, and the draft vocabulary's logits.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 
 from eagle3data.storage.model_weights import TargetHead
+from eagle3data.trainer.compiling import compiled
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHUNK_BYTES = 64 << 20
-"""Size of one chunk's float32 logits."""
+CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
+"""Size of one chunk's float32 logits: fits caches on a CPU, fills a GPU's matrix units."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,19 +37,20 @@ class Teacher:
     log_normaliser: Tensor
     argmax: Tensor
 
-    @cached_property
-    def probabilities(self) -> Tensor:
-        """`[K, Vd]`, renormalised over the draft vocabulary: what the loss is taken against."""
-        return self.draft_logits.softmax(-1)
 
-    @cached_property
-    def covered(self) -> Tensor:
-        """`[K]`, the share of the target's own distribution that lies in the draft vocabulary."""
-        return (self.draft_logits.logsumexp(-1) - self.log_normaliser).exp()
+def rows_per_chunk(device: torch.device, columns: int) -> int:
+    """Rows of float32 logits, `columns` wide, that are held at a time."""
+    return max(1, CHUNK_BYTES.get(device.type, CHUNK_BYTES["cuda"]) // (4 * columns))
 
 
+@torch.no_grad()
 def teach(
-    head: TargetHead, states: Tensor, draft_ids: Tensor, *, post_norm: bool = False
+    head: TargetHead,
+    states: Tensor,
+    draft_ids: Tensor,
+    *,
+    post_norm: bool = False,
+    compile: bool = False,  # noqa: A002
 ) -> Teacher:
     """Run the target's head over final-layer states.
 
@@ -61,19 +62,27 @@ def teach(
         states: `[K, H]`, any float dtype, of the positions whose teacher is used.
         draft_ids: `[Vd]` int64, the draft vocabulary as target ids.
         post_norm: the states already carry the final norm.
+        compile: compile what follows the product.
     """
-    rows = max(1, CHUNK_BYTES // (4 * head.vocab_size))
     draft_logits = states.new_empty((len(states), len(draft_ids)), dtype=torch.float32)
     log_normaliser = states.new_empty(len(states), dtype=torch.float32)
     argmax = states.new_empty(len(states), dtype=torch.int64)
-    with torch.no_grad():
-        for start in range(0, len(states), rows):
-            chunk = slice(start, start + rows)
-            normed = states[chunk].float() if post_norm else head.normed(states[chunk])
-            products = (normed.to(head.lm_head.dtype) @ head.lm_head.T).float()
-            logits = head.finished(products)  # [<=rows, V]
-            highest, argmax[chunk] = logits.max(-1)
-            torch.index_select(logits, 1, draft_ids, out=draft_logits[chunk])
-            sums = logits.sub_(highest[:, None]).exp_().sum(-1)
-            log_normaliser[chunk] = sums.log_() + highest
+    rows = rows_per_chunk(states.device, head.vocab_size)
+    for start in range(0, len(states), rows):
+        chunk = slice(start, start + rows)
+        normed = states[chunk].float() if post_norm else head.normed(states[chunk])
+        products = normed.to(head.lm_head.dtype) @ head.lm_head.T  # [<=rows, V]
+        found = compiled(_summarise, compile)(products, draft_ids, head)
+        draft_logits[chunk], log_normaliser[chunk], argmax[chunk] = found
     return Teacher(draft_logits=draft_logits, log_normaliser=log_normaliser, argmax=argmax)
+
+
+def _summarise(
+    products: Tensor, draft_ids: Tensor, head: TargetHead
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Draft logits, log-sum-exp and argmax of products `[rows, V]`; they are overwritten."""
+    logits = head.finished(products.float())
+    highest, argmax = logits.max(-1)
+    picked = logits.index_select(1, draft_ids)
+    log_sums = logits.sub_(highest[:, None]).exp_().sum(-1).log_() + highest
+    return picked, log_sums, argmax

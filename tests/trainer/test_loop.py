@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from eagle3data.schema.errors import InputError, LayerError, MismatchError, SpaceError
-from eagle3data.trainer import loop
 from eagle3data.trainer.checkpoint import load_last
 from eagle3data.trainer.config import OptimizerSection, TrainConfig, load_config
 from eagle3data.trainer.inputs import gather
-from eagle3data.trainer.loop import NonFiniteError, Outcome, Run, learning_rate, train
+from eagle3data.trainer.learner import NonFiniteError
+from eagle3data.trainer.loop import Outcome, Run, learning_rate, train
 from eagle3data.trainer.loss import LOSSES
 from tests.trainer import small
 
@@ -168,7 +168,7 @@ def test_accumulated_packs_weigh_by_their_kept_positions(
         run.records.begin({})
         kept: dict[str, Any] = {}
         monkeypatch.setattr(
-            run.optimizer,
+            run.learner.optimizer,
             "step",
             lambda kept=kept, draft=inputs.draft: kept.update(
                 {name: p.grad.clone() for name, p in draft.named_parameters()}
@@ -183,10 +183,8 @@ def test_accumulated_packs_weigh_by_their_kept_positions(
 def test_what_is_not_finite_stops_with_the_samples(
     made: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = dict(LOSSES)
-    broken[config().train.loss] = lambda logits, _: logits.sum(-1) * math.nan
     train(*made, tmp_path, config("train.max_steps=9"), report=Stop(4))
-    monkeypatch.setattr(loop, "LOSSES", broken)
+    monkeypatch.setitem(LOSSES, config().train.loss, lambda logits, _: logits.sum(-1) * math.nan)
     with pytest.raises(NonFiniteError, match=r"step 5: .*s\d+.*validate"):
         train(*made, tmp_path, config("train.max_steps=9"))
     saved = load_last(tmp_path)

@@ -9,18 +9,13 @@ import pytest
 import torch
 
 from eagle3data.storage.model_weights import TargetHead
-from eagle3data.trainer import teacher as teacher_module
+from eagle3data.trainer.judging import Judged, judge
+from eagle3data.trainer.layer import rms_norm
 from eagle3data.trainer.loss import LOSSES, Loss, step_weights
 from eagle3data.trainer.metrics import DEFINITIONS, Metrics
 from eagle3data.trainer.shift import MaskAlignment
-from eagle3data.trainer.teacher import teach
-from eagle3data.trainer.ttt import (
-    StepOutput,
-    kept_counts,
-    shifted_steps,
-    teach_pack,
-    unroll,
-)
+from eagle3data.trainer.teacher import CHUNK_BYTES, Teacher, teach
+from eagle3data.trainer.ttt import Pairs, Speed, find_pairs, unroll
 from tests.trainer import small
 
 DRAFT_IDS = torch.tensor(sorted({*range(0, 78, 2), 1}))  # 40 of 97
@@ -37,6 +32,10 @@ def head(**changes: Any) -> TargetHead:
     return replace(made, **changes)
 
 
+def covered(teacher: Teacher) -> Any:
+    return (teacher.draft_logits - teacher.log_normaliser[:, None]).exp().sum(-1)
+
+
 @pytest.mark.parametrize(
     "changes", [{}, {"soft_cap": 5.0}, {"logit_scale": 0.25}, {"norm_offset": 1}]
 )
@@ -44,7 +43,7 @@ def head(**changes: Any) -> TargetHead:
 def test_chunked_teacher_is_the_dense_one(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], post_norm: bool
 ) -> None:
-    monkeypatch.setattr(teacher_module, "CHUNK_BYTES", 4 * small.VOCAB * 3)  # three rows a chunk
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", 4 * small.VOCAB * 3)  # three rows a chunk
     target = head(**changes)
     states = torch.randn(10, small.HIDDEN).half()
     found = teach(target, states, DRAFT_IDS, post_norm=post_norm)
@@ -53,10 +52,7 @@ def test_chunked_teacher_is_the_dense_one(
     torch.testing.assert_close(found.log_normaliser, dense.logsumexp(-1))
     assert torch.equal(found.argmax, dense.argmax(-1))
     full = dense.softmax(-1)
-    torch.testing.assert_close(found.covered, full[:, DRAFT_IDS].sum(-1))
-    torch.testing.assert_close(
-        found.probabilities * found.covered[:, None], full[:, DRAFT_IDS], rtol=1e-4, atol=1e-6
-    )
+    torch.testing.assert_close(covered(found), full[:, DRAFT_IDS].sum(-1))
 
 
 def test_only_positions_that_are_used_are_taught() -> None:
@@ -64,12 +60,10 @@ def test_only_positions_that_are_used_are_taught() -> None:
     batch.loss_mask[:] = 0
     batch.loss_mask[4] = 1  # as teacher position 4: base 3 at s=0, base 2 at s=1
     batch.loss_mask[9] = 1  # the second document's first token: nothing can draft after it
-    steps = shifted_steps(batch, 2, MaskAlignment.SERVING)
-    found, row_of = teach_pack(head(), batch, steps, DRAFT_IDS)
-    assert len(found.argmax) == 1
-    assert row_of.nonzero()[:, 0].tolist() != []
-    assert (row_of >= 0).nonzero()[:, 0].tolist() == [4]
-    assert kept_counts(steps).tolist() == [1.0, 1.0]
+    pairs = find_pairs(batch, 2, MaskAlignment.SERVING)
+    assert pairs.positions.tolist() == [4]
+    assert pairs.teacher_rows.tolist() == [0, 0]
+    assert (pairs.base.tolist(), pairs.step.tolist(), pairs.counts) == ([3, 2], [0, 1], [1, 1])
 
 
 @pytest.mark.parametrize("loss", Loss)
@@ -96,6 +90,49 @@ def test_step_weights() -> None:
     assert step_weights(2, 1.0) == [1.0, 1.0]
 
 
+def judged_by_hand(guesses: list[int], covered: Any) -> Judged:
+    zeros = torch.zeros(len(guesses))
+    return Judged(losses=zeros, guesses=torch.tensor(guesses), accepted=zeros, covered=covered)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("loss", Loss)
+def test_judging_in_chunks_is_the_dense_loss(
+    monkeypatch: pytest.MonkeyPatch, loss: Loss, frozen: bool
+) -> None:
+    """Value and gradients, with more pairs than a chunk holds and unequal scales."""
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", 4 * 40 * 5)  # five rows a chunk
+    torch.manual_seed(1)
+    states = torch.randn(13, small.HIDDEN, requires_grad=True)
+    matrix = torch.randn(40, small.HIDDEN, requires_grad=not frozen)
+    teacher = teach(head(), torch.randn(6, small.HIDDEN), DRAFT_IDS)
+    rows = torch.randint(6, (13,))
+    scales = torch.rand(13)
+    total, judged = judge(states, matrix, teacher, rows, scales, loss)
+    logits = states @ matrix.T
+    losses = LOSSES[loss](logits, teacher.draft_logits[rows].softmax(-1))
+    dense = (losses * scales).sum()
+    torch.testing.assert_close(total, dense)
+    torch.testing.assert_close(judged.losses, losses.detach())
+    assert torch.equal(judged.guesses, logits.argmax(-1))
+    wanted = [states] if frozen else [states, matrix]
+    found = torch.autograd.grad(3 * total, wanted)
+    for mine, theirs in zip(found, torch.autograd.grad(3 * dense, wanted), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_no_pairs_give_no_loss() -> None:
+    """A pack that nothing is kept of, as ranks get in an epoch's last step."""
+    states = torch.empty(0, small.HIDDEN, requires_grad=True)
+    matrix = torch.randn(40, small.HIDDEN, requires_grad=True)
+    teacher = teach(head(), torch.empty(0, small.HIDDEN), DRAFT_IDS)
+    nothing = torch.empty(0)
+    total, judged = judge(states, matrix, teacher, nothing.long(), nothing, Loss.KL)
+    assert total.item() == 0
+    assert len(judged.losses) == 0
+    assert float(torch.autograd.grad(total, matrix)[0].norm()) == 0
+
+
 def test_metrics_are_what_a_dense_count_over_positions_gives() -> None:
     target, draft = head(), small.draft()
     batch = small.pack([11, 14], budget=30)
@@ -104,23 +141,22 @@ def test_metrics_are_what_a_dense_count_over_positions_gives() -> None:
         draft.fc.weight.copy_(torch.eye(small.HIDDEN).repeat(1, 3))
         batch.hidden_states[3] = batch.hidden_states[0] + batch.hidden_states[1]
         batch.hidden_states[3, 1:] = batch.hidden_states[3, :-1].clone()
-    steps = shifted_steps(batch, 3, MaskAlignment.SERVING)
-    teacher, row_of = teach_pack(target, batch, steps, DRAFT_IDS)
+    pairs = find_pairs(batch, 3, MaskAlignment.SERVING)
+    teacher = teach(target, batch.hidden_states[3][pairs.positions], DRAFT_IDS)
+    states = rms_norm(unroll(draft, batch, pairs, Speed()), draft.norm.weight, 1e-6)
+    _, judged = judge(
+        states,
+        draft.lm_head.weight,
+        teacher,
+        pairs.teacher_rows,
+        torch.ones(len(states)),
+        Loss.KL,
+    )
     metrics = Metrics(step_weights(3, 0.8))
-    alive = torch.ones(30, dtype=torch.bool)
-    outputs = list(unroll(draft, batch, steps, row_of))
-    for output in outputs:
-        losses = LOSSES[Loss.KL](output.logits, teacher.probabilities[output.teacher_rows])
-        alive = metrics.add(
-            output,
-            losses,
-            teacher,
-            draft_ids=DRAFT_IDS,
-            alive=alive,
-            commonest_token=int(teacher.argmax.mode().values),
-        )
+    commonest = int(teacher.argmax.mode().values)
+    metrics.add(pairs, judged, teacher, draft_ids=DRAFT_IDS, commonest_token=commonest)
     rates = metrics.rates()
-    expected = dense_rates(target, batch, outputs)
+    expected = dense_rates(target, batch, pairs, states @ draft.lm_head.weight.T)
     assert any(0 < step["accuracy"] < 1 for step in rates["steps"])
     for found, wanted in zip(rates["steps"], expected["steps"], strict=True):
         assert found == pytest.approx({**found, **wanted}, rel=1e-4)
@@ -131,18 +167,23 @@ def test_metrics_are_what_a_dense_count_over_positions_gives() -> None:
     assert rates["commonest_token_accuracy"] > 0
 
 
-def dense_rates(target: TargetHead, batch: Any, outputs: list[StepOutput]) -> dict[str, Any]:
+def dense_rates(target: TargetHead, batch: Any, pairs: Pairs, logits: Any) -> dict[str, Any]:
     """Position by position, with the teacher's whole vocabulary at hand."""
     truth = target.logits(batch.hidden_states[3]).softmax(-1)  # [T, V]
     right_so_far = [True] * len(batch.input_ids)
     length, survival, steps = 1.0, 1.0, []
-    for output in outputs:
+    by_step = zip(
+        pairs.base.split_with_sizes(pairs.counts),
+        logits.split_with_sizes(pairs.counts),
+        strict=True,
+    )
+    for number, (bases, rows) in enumerate(by_step):
         right, chained, accepted = [], [], []
         survivors = [False] * len(right_so_far)
-        for base, logits in zip(output.base.tolist(), output.logits, strict=True):
-            row = truth[base + 1 + output.step]
+        for base, own in zip(bases.tolist(), rows, strict=True):
+            row = truth[base + 1 + number]
             draft = torch.zeros(small.VOCAB)
-            draft[DRAFT_IDS] = logits.detach().softmax(-1)
+            draft[DRAFT_IDS] = own.detach().softmax(-1)
             hit = int(draft.argmax()) == int(row.argmax())
             right.append(hit)
             accepted.append(float(torch.minimum(draft, row).sum()))
@@ -168,28 +209,35 @@ def test_a_teacher_outside_the_draft_vocabulary_counts_as_wrong_and_uncovered() 
     target = head()
     outside = 95
     assert outside not in DRAFT_IDS.tolist()
-    states = 40 * target.lm_head[[outside]]  # lm_head(norm(state)) peaks at that token
-    teacher = teach(target, states, DRAFT_IDS)
+    teacher = teach(target, 40 * target.lm_head[[outside]], DRAFT_IDS)  # peaks at that token
     assert teacher.argmax.tolist() == [outside]
-    assert float(teacher.covered) < 0.05
-    metrics = Metrics([1.0])
-    metrics.add(
-        StepOutput(
-            step=0,
-            base=torch.tensor([0]),
-            logits=teacher.draft_logits,  # the best that the draft can say
-            teacher_rows=torch.tensor([0]),
-        ),
-        torch.zeros(1),
+    assert float(covered(teacher)) < 0.05
+    best = torch.linalg.lstsq(target.lm_head[DRAFT_IDS], teacher.draft_logits[0]).solution
+    _, judged = judge(
+        best[None],  # the best that the draft can say
+        target.lm_head[DRAFT_IDS],
         teacher,
-        draft_ids=DRAFT_IDS,
-        alive=torch.ones(1, dtype=torch.bool),
-        commonest_token=outside,
+        torch.tensor([0]),
+        torch.ones(1),
+        Loss.KL,
     )
+    metrics = Metrics([1.0])
+    metrics.add(PAPER_PAIRS, judged, teacher, draft_ids=DRAFT_IDS, commonest_token=outside)
     rates = metrics.rates()
     assert rates["accuracy"] == 0.0
-    assert rates["steps"][0]["acceptance"] == pytest.approx(float(teacher.covered), rel=1e-3)
+    assert rates["steps"][0]["acceptance"] == pytest.approx(float(covered(teacher)), rel=1e-2)
+    assert rates["steps"][0]["coverage"] == pytest.approx(float(covered(teacher)), rel=1e-4)
     assert rates["commonest_token_accuracy"] == 1.0
+
+
+PAPER_PAIRS = Pairs(
+    base=torch.tensor([0]),
+    step=torch.tensor([0]),
+    counts=[1],
+    positions=torch.tensor([1]),
+    teacher_rows=torch.tensor([0]),
+    rows=2,
+)
 
 
 def test_every_reported_rate_is_defined() -> None:
@@ -201,23 +249,18 @@ def test_a_position_once_wrong_is_out_of_the_chain() -> None:
     """Base 0 is right at all three steps; base 1 is wrong, right, wrong."""
     wanted, other = 3, 4
     teacher = teach(head(), 40 * head().lm_head[[int(DRAFT_IDS[wanted])]], DRAFT_IDS)
+    pairs = Pairs(
+        base=torch.tensor([0, 1] * 3),
+        step=torch.tensor([0, 0, 1, 1, 2, 2]),
+        counts=[2, 2, 2],
+        positions=torch.tensor([1]),
+        teacher_rows=torch.zeros(6, dtype=torch.int64),
+        rows=2,
+    )
+    guesses = [wanted, other, wanted, wanted, wanted, other]
     metrics = Metrics([1.0] * 3)
-    alive = torch.ones(2, dtype=torch.bool)
-    for step, guesses in enumerate([(wanted, other), (wanted, wanted), (wanted, other)]):
-        output = StepOutput(
-            step=step,
-            base=torch.tensor([0, 1]),
-            logits=torch.eye(len(DRAFT_IDS))[list(guesses)],
-            teacher_rows=torch.tensor([0, 0]),
-        )
-        alive = metrics.add(
-            output,
-            torch.zeros(2),
-            teacher,
-            draft_ids=DRAFT_IDS,
-            alive=alive,
-            commonest_token=0,
-        )
+    judged = judged_by_hand(guesses, torch.ones(6))
+    metrics.add(pairs, judged, teacher, draft_ids=DRAFT_IDS, commonest_token=0)
     rates = metrics.rates()
     assert [step["accuracy"] for step in rates["steps"]] == [0.5, 1.0, 0.5]
     assert [step["accuracy_given_earlier"] for step in rates["steps"]] == [0.5, 1.0, 1.0]

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import flex_attention
 
 from eagle3data.readers.batch import Batch
+from eagle3data.trainer.attention import document_mask
 from eagle3data.trainer.draft import Draft
 from eagle3data.trainer.shift import MaskAlignment
-from eagle3data.trainer.ttt import shifted_steps, unroll
+from eagle3data.trainer.ttt import Pairs, Speed, find_pairs, unroll
 from tests.trainer import small
 
 STEPS = 4
@@ -81,9 +83,16 @@ def naive_logits(draft: Draft, batch: Batch) -> list[Any]:
     return results
 
 
-def outputs(draft: Draft, batch: Batch) -> list[Any]:
-    steps = shifted_steps(batch, STEPS, MaskAlignment.SERVING)
-    return list(unroll(draft, batch, steps, torch.arange(len(batch.input_ids))))
+def pairs_of(batch: Batch) -> Pairs:
+    return find_pairs(batch, STEPS, MaskAlignment.SERVING)
+
+
+def logits(draft: Draft, batch: Batch, **speed: Any) -> list[Any]:
+    """Of the kept pairs, step by step."""
+    pairs = pairs_of(batch)
+    states = unroll(draft, batch, pairs, Speed(**speed))
+    normed = rms_norm(states, draft.norm.weight)
+    return list((normed @ draft.lm_head.weight.T).split_with_sizes(pairs.counts))
 
 
 def gradients(draft: Draft, logits: list[Any]) -> dict[str, Any]:
@@ -92,58 +101,98 @@ def gradients(draft: Draft, logits: list[Any]) -> dict[str, Any]:
     return {name: p.grad.clone() for name, p in draft.named_parameters() if p.grad is not None}
 
 
+@pytest.fixture
+def flex_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch refuses flex attention's gradients on a CPU, though its dense stand-in has them."""
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
+
+
+@pytest.mark.usefixtures("flex_gradients")
 @pytest.mark.parametrize("norm_before_residual", [False, True])
-def test_equals_the_naive_loop(norm_before_residual: bool) -> None:
+@pytest.mark.parametrize(
+    "speed",
+    [{}, {"flex": True}, {"checkpoint": True}, {"flex": True, "checkpoint": True}],
+    ids=lambda speed: "+".join(speed) or "plain",
+)
+def test_equals_the_naive_loop(norm_before_residual: bool, speed: dict[str, bool]) -> None:
     draft = small.draft(norm_before_residual=norm_before_residual)
     batch = small.pack([9, 1, 6], budget=19)
-    mine = outputs(draft, batch)
+    bases = pairs_of(batch).base.split_with_sizes(pairs_of(batch).counts)
     naive = naive_logits(draft, batch)
-    assert sum(len(step.base) for step in mine) > 20
-    for step in mine:
-        torch.testing.assert_close(step.logits, naive[step.step][step.base], rtol=1e-4, atol=1e-4)
-    expected = gradients(draft, [naive[step.step][step.base] for step in mine])
-    found = gradients(draft, [step.logits for step in outputs(draft, batch)])
-    assert expected.keys() == found.keys() == dict(draft.named_parameters()).keys()
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-4)
+    naive = [step[base] for step, base in zip(naive, bases, strict=True)]
+    mine = logits(draft, batch, **speed)
+    assert sum(map(len, mine)) > 20
+    for found, expected in zip(mine, naive, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    wanted = gradients(draft, naive)
+    found_gradients = gradients(draft, mine)
+    assert wanted.keys() == found_gradients.keys() == dict(draft.named_parameters()).keys()
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found_gradients[name], gradient, rtol=1e-3, atol=1e-4)
 
 
-def test_packed_equals_unpacked() -> None:
+@pytest.mark.usefixtures("flex_gradients")
+@pytest.mark.parametrize("flex", [False, True])
+def test_packed_equals_unpacked(flex: bool) -> None:
     draft = small.draft()
     batch = small.pack([7, 12, 3], budget=30)
-    packed = outputs(draft, batch)
-    alone = [outputs(draft, document) for document in small.unpacked(batch)]
+    packed = logits(draft, batch, flex=flex)
+    alone = [logits(draft, document) for document in small.unpacked(batch)]
     for number, step in enumerate(packed):
-        together = torch.cat([steps[number].logits for steps in alone])
-        torch.testing.assert_close(step.logits, together, rtol=1e-5, atol=1e-5)
-    found = gradients(draft, [step.logits for step in outputs(draft, batch)])
-    separate = [s.logits for document in small.unpacked(batch) for s in outputs(draft, document)]
+        together = torch.cat([steps[number] for steps in alone])
+        torch.testing.assert_close(step, together, rtol=1e-5, atol=1e-5)
+    found = gradients(draft, packed)
+    separate = [step for steps in alone for step in steps]
     for name, gradient in gradients(draft, separate).items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "rows"),
+    [([300], 300), ([128, 128, 44], 384), ([5, 400, 1, 1, 200], 640), ([10], 700)],
+)
+def test_the_block_mask_is_torchs_own(lengths: list[int], rows: int) -> None:
+    documents = torch.full((rows,), -1, dtype=torch.int32)
+    documents[: sum(lengths)] = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    mine = document_mask(documents)
+    own = flex_attention.create_block_mask(mine.mask_mod, None, None, rows, rows, device="cpu")
+    assert torch.equal(mine.to_dense(), own.to_dense())
+    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+        assert torch.equal(getattr(mine, name), getattr(own, name)), name
+
+
+def test_bfloat16_products_leave_float32_gradients() -> None:
+    draft = small.draft()
+    batch = small.pack([9, 1, 6], budget=19)
+    exact = gradients(draft, logits(draft, batch))
+    for name, gradient in gradients(draft, logits(draft, batch, dtype=torch.bfloat16)).items():
+        assert gradient.dtype == torch.float32
+        assert (gradient - exact[name]).norm() < 0.05 * exact[name].norm(), name
 
 
 def test_a_document_does_not_see_its_neighbours() -> None:
     draft = small.draft()
     batch = small.pack([7, 12, 3], budget=30)
-    before = outputs(draft, batch)
+    bases = pairs_of(batch).base.split_with_sizes(pairs_of(batch).counts)
+    before = logits(draft, batch)
     batch.hidden_states[:, 7:19] += 1
     batch.input_ids[7:19] = 5
-    after = outputs(draft, batch)
-    for old, new in zip(before, after, strict=True):
-        outside = (old.base < 7) | (old.base >= 19)
-        assert torch.equal(old.logits[outside], new.logits[outside])
-        assert not torch.allclose(old.logits[~outside], new.logits[~outside])
+    after = logits(draft, batch)
+    for base, old, new in zip(bases, before, after, strict=True):
+        outside = (base < 7) | (base >= 19)
+        assert torch.equal(old[outside], new[outside])
+        assert not torch.allclose(old[~outside], new[~outside])
 
 
 def test_the_future_is_not_seen() -> None:
     draft = small.draft()
     batch = small.pack([16], budget=16)
-    before = outputs(draft, batch)
+    bases = pairs_of(batch).base.split_with_sizes(pairs_of(batch).counts)
+    before = logits(draft, batch)
     batch.hidden_states[:, 10:] += 1  # y and h from position 10 on; tokens stay
-    after = outputs(draft, batch)
-    for old, new in zip(before, after, strict=True):
-        early = old.base < 10
-        assert torch.equal(old.logits[early], new.logits[early])
+    after = logits(draft, batch)
+    for base, old, new in zip(bases, before, after, strict=True):
+        assert torch.equal(old[base < 10], new[base < 10])
 
 
 def test_parameter_names_are_the_published_ones() -> None:
