@@ -197,7 +197,7 @@ def _one_of_many(
     torch.set_num_threads(1)
     loader = open_loader(url, threads, rank=rank, world_size=world, prefetch_bytes=0)
     null_steps(loader)
-    hidden = loader._reading.dataset.manifest.hidden_size
+    hidden = loader.documents.manifest.hidden_size
     plain = PlainCopy(BUDGET * len(LAYERS) * hidden * 2)
     plain.run(1)
     barrier.wait()

@@ -196,9 +196,7 @@ def _compare(
     _show(options, timings, engine_row_bytes(engine), memory)
 
 
-def _extract(
-    prompts: Path, model: str, chosen: ExtractOptions, engine: Engine, url: Path
-) -> None:
+def _extract(prompts: Path, model: str, chosen: ExtractOptions, engine: Engine, url: Path) -> None:
     root = Root(str(url))
     with Claims(root) as claims:
         job = prepare_job(root, claims, str(prompts), model, chosen)

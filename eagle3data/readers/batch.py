@@ -16,8 +16,9 @@ class Batch:
         layers: canonical id of each entry of the first dimension.
         input_ids: `[T]` int32.
         loss_mask: `[T]` uint8, unshifted.
-        position_ids: `[T]` int32, from 0 in every document.
-        document_ids: `[T]` int32, the sample's place in the batch; -1 where there is none.
+        position_ids: `[T]` int32, a token's place in its sample: from 0 in every document, but for
+            later pieces of a sample that was split, which go on where the piece before ended.
+        document_ids: `[T]` int32, the document's place in the batch; -1 where there is none.
         cu_seqlens: `[D + 1]` int32, where each document starts, and the end of the last.
         sample_ids: one a document; none in a batch that only keeps ranks in step.
         tokens: of the samples in it; known without asking the device.

@@ -197,6 +197,46 @@ class Dataset:
         for piece in self._pieces(array, position, out, out.nbytes, verify=verify):
             piece()
 
+    def read_rows_here(
+        self, array: str, position: int, first: int, out: npt.NDArray[Any], *, verify: bool = True
+    ) -> None:
+        """Rows `first`, `first + 1`, ... of a sample into `out`, in the calling thread.
+
+        Args:
+            array: a name as in `layout.array_names`.
+            position: row of the index.
+            first: the first row to read, counted in the sample.
+            out: contiguous `[rows, ...]` of the stored dtype; rows that the sample has.
+            verify: compare the checksum of every chunk that holds one of the rows.
+
+        Raises:
+            CorruptionError: a missing or damaged object or chunk; `out` then means nothing.
+        """
+        length = int(self._lengths[position])
+        if not 0 <= first < first + len(out) <= length:
+            raise InputError(
+                f"sample {self.sample_id(position)} has {length} rows; rows {first} to "
+                f"{first + len(out) - 1} were asked for."
+            )
+        if len(out) == length:
+            self.read_here(array, position, out, verify=verify)
+            return
+        offset, sample_id = int(self._offsets[position]), self.sample_id(position)
+        chunks = self._axis.chunks_of(offset, length)
+        reader = self.shard_reader(array, self._axis.shard_of(offset))
+        number, before = divmod(first, self._axis.chunk_tokens)
+        if before:
+            # The chunk that the first row is in the middle of is read to its end, elsewhere.
+            rows = min(self._axis.chunk_tokens, before + len(out))
+            whole = np.empty((rows, *out.shape[1:]), out.dtype)
+            reader.read(chunks[number : number + 1], whole, sample_id, verify=verify)
+            out[: rows - before] = whole[before:]
+            out, number = out[rows - before :], number + 1
+        wanted = chunks[number : number - (-len(out) // self._axis.chunk_tokens)]
+        if len(wanted):
+            reader.will_read(wanted)
+            reader.read(wanted, out, sample_id, verify=verify)
+
     def _pieces(
         self, array: str, position: int, out: npt.NDArray[Any], total: int, *, verify: bool
     ) -> list[Callable[[], None]]:

@@ -7,7 +7,7 @@ import json
 import logging
 from pathlib import Path
 
-from eagle3data.readers.dataset import Dataset
+from eagle3data.readers.documents import Documents
 from eagle3data.schema.errors import CorruptionError, InputError
 
 logger = logging.getLogger(__name__)
@@ -21,12 +21,12 @@ class Failures:
     """
 
     def __init__(
-        self, dataset: Dataset, *, skip: bool, limit: int | None, ledger: str | Path | None
+        self, documents: Documents, *, skip: bool, limit: int | None, ledger: str | Path | None
     ) -> None:
         """Nothing has failed yet.
 
         Args:
-            dataset: the data set.
+            documents: what is read.
             skip: leave damaged samples out; false raises at the first.
             limit: how many may be left out; None for any number.
             ledger: file of the run to which a JSON line a sample is appended.
@@ -36,14 +36,14 @@ class Failures:
         """
         if limit is not None and limit < 0:
             raise InputError(f"max_skipped is {limit}; expected a number from 0, or None.")
-        self._dataset, self._skip, self._limit = dataset, skip, limit
+        self._documents, self._skip, self._limit = documents, skip, limit
         self._ledger = Path(ledger) if ledger is not None else None
         self.skipped = 0
         if self._ledger is not None:
             self._append("")
 
-    def add(self, position: int, error: CorruptionError) -> None:
-        """Leave a sample out.
+    def add(self, document: int, error: CorruptionError) -> None:
+        """Leave a sample, or a piece of one, out.
 
         Raises:
             CorruptionError: none may be left out, or no more.
@@ -57,9 +57,9 @@ class Failures:
         logger.warning("skipped: %s", error)
         row = {
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "data_set": self._dataset.url,
-            "shard": self._dataset.shard_of(position),
-            "sample_id": self._dataset.sample_id(position),
+            "data_set": self._documents.dataset(document).url,
+            "shard": self._documents.shard(document),
+            "sample_id": self._documents.sample_id(document),
             "kind": error.kind,
             "reason": str(error),
         }

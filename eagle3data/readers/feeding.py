@@ -108,7 +108,7 @@ def read_ahead(
     writes into a buffer, nor is one still copied to the device.
 
     Args:
-        packs: positions of each batch's samples.
+        packs: each batch's documents.
         reading: how they are read.
         threads: that read.
         prefetch_bytes: of batches that are being filled, wait for the consumer or are being
@@ -148,7 +148,7 @@ def read_ahead(
 
 def batch_buffers(reading: Reading, *, pin: bool | None = None) -> HostBuffers:
     """Buffers for the states of one loader's batches, page-locked as `HostBuffers` says."""
-    manifest = reading.dataset.manifest
+    manifest = reading.documents.manifest
     bits = np.uint16 if manifest.storage.dtype is StorageDtype.BFLOAT16 else np.float16
     return HostBuffers(
         (len(reading.layers), reading.token_budget, manifest.hidden_size), bits, pin=pin

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from eagle3data.readers.batch import Batch
-from eagle3data.readers.dataset import Dataset
+from eagle3data.readers.documents import Documents
 from eagle3data.readers.host_buffers import HostBuffers
 from eagle3data.schema.errors import CorruptionError
 from eagle3data.schema.manifest import StorageDtype
@@ -30,54 +30,54 @@ class Reading:
     """What every batch of a loader is read by.
 
     Attributes:
-        dataset: the data set.
+        documents: what batches are made of.
         layers: canonical ids, in the order of a batch's first dimension.
         token_budget: T, rows of a batch.
         verify: how closely every sample is checked.
     """
 
-    dataset: Dataset
+    documents: Documents
     layers: Sequence[int]
     token_budget: int
     verify: Verify
 
-    def states(self, layer: int, position: int, out: npt.NDArray[Any]) -> None:
-        """Read one layer of a sample into `[T, H]`, in the calling thread.
+    def states(self, layer: int, document: int, out: npt.NDArray[Any]) -> None:
+        """Read one layer of a document into `[T, H]`, in the calling thread.
 
         Raises:
             CorruptionError: damaged bytes, or states that are not those of the index.
         """
-        array = layout.states_array(layer)
-        self.dataset.read_here(array, position, out, verify=self.verify != "none")
+        documents = self.documents
+        documents.read_states(layer, document, out, verify=self.verify != "none")
         if self.verify != "states":
             return
-        stated = self.dataset.stated_statistics(position, layer)
+        stated = documents.stated_statistics(document, layer)
         for kind, detail in stored_faults(layer_statistics(out), stated, len(out)):
             raise CorruptionError(
                 kind,
                 detail,
-                url=self.dataset.url,
-                array=array,
-                shard=self.dataset.shard_of(position),
-                sample_id=self.dataset.sample_id(position),
+                url=documents.dataset(document).url,
+                array=layout.states_array(layer),
+                shard=documents.shard(document),
+                sample_id=documents.sample_id(document),
             )
 
     def tokens(
-        self, position: int, ids: npt.NDArray[np.int32], mask: npt.NDArray[np.uint8]
+        self, document: int, ids: npt.NDArray[np.int32], mask: npt.NDArray[np.uint8]
     ) -> None:
-        """Read ids and mask of a sample into `[T]` each.
+        """Read ids and mask of a document into `[T]` each.
 
         Raises:
             CorruptionError: damage, or not those of the index.
         """
-        ids[:], mask[:] = self.dataset.read_tokens(position, verify=self.verify != "none")
+        ids[:], mask[:] = self.documents.read_tokens(document, verify=self.verify != "none")
 
 
 class Filling:
     """A batch that threads are filling.
 
     Attributes:
-        tokens: of its samples.
+        tokens: of its documents.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Filling:
 
         Args:
             reading: how.
-            members: positions of the samples, in the order in which they lie in the batch.
+            members: the documents, in the order in which they lie in the batch.
             buffers: whose `[L, T, H]` is filled; what one holds is overwritten everywhere.
             pool: the threads.
         """
@@ -101,22 +101,22 @@ class Filling:
         self._input_ids = buffers.zeros(budget, dtype=torch.int32)
         self._loss_mask = buffers.zeros(budget, dtype=torch.uint8)
         self._ids, self._mask = self._input_ids.numpy(), self._loss_mask.numpy()
-        lengths = [reading.dataset.length(position) for position in members]
+        lengths = [reading.documents.length(document) for document in members]
         self._bounds: list[int] = [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
         self.tokens = self._bounds[-1]
         self._work = [
-            [pool.submit(work) for work in self._reads(at, position)]
-            for at, position in enumerate(members)
+            [pool.submit(work) for work in self._reads(at, document)]
+            for at, document in enumerate(members)
         ]
         self._rest = pool.submit(states[:, self.tokens :].fill, 0)
 
-    def _reads(self, at: int, position: int) -> list[Callable[[], None]]:
+    def _reads(self, at: int, document: int) -> list[Callable[[], None]]:
         rows = slice(self._bounds[at], self._bounds[at + 1])
         reads = [
-            partial(self._reading.states, layer, position, states[rows])
+            partial(self._reading.states, layer, document, states[rows])
             for layer, states in zip(self._reading.layers, self._states, strict=True)
         ]
-        return [*reads, partial(self._reading.tokens, position, self._ids[rows], self._mask[rows])]
+        return [*reads, partial(self._reading.tokens, document, self._ids[rows], self._mask[rows])]
 
     @property
     def is_done(self) -> bool:
@@ -127,7 +127,7 @@ class Filling:
         """Wait, and put it together.
 
         Args:
-            skip: called with a damaged sample's position and its error; the batch is made without
+            skip: called with a damaged document and its error; the batch is made without
                 the sample unless this raises.
 
         Raises:
@@ -176,16 +176,17 @@ class Filling:
         budget, zeros = self._reading.token_budget, self._buffers.zeros
         positions = zeros(budget, dtype=torch.int32)
         documents = zeros(budget, dtype=torch.int32).fill_(-1)
-        for at in range(len(self._members)):
+        corpus = self._reading.documents
+        for at, document in enumerate(self._members):
             rows = slice(self._bounds[at], self._bounds[at + 1])
-            positions.numpy()[rows] = np.arange(rows.stop - rows.start)
+            first = corpus.first(document)
+            positions.numpy()[rows] = np.arange(first, first + rows.stop - rows.start)
             documents.numpy()[rows] = at
         bounds = zeros(len(self._bounds), dtype=torch.int32)
         bounds.numpy()[:] = self._bounds
-        dataset = self._reading.dataset
         return Batch(
             hidden_states=torch.from_numpy(self._states).view(
-                _TORCH_DTYPE[dataset.manifest.storage.dtype]
+                _TORCH_DTYPE[corpus.manifest.storage.dtype]
             ),
             layers=list(self._reading.layers),
             input_ids=self._input_ids,
@@ -193,6 +194,6 @@ class Filling:
             position_ids=positions,
             document_ids=documents,
             cu_seqlens=bounds,
-            sample_ids=[dataset.sample_id(position) for position in self._members],
+            sample_ids=[corpus.sample_id(document) for document in self._members],
             tokens=self.tokens,
         )

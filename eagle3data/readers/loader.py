@@ -1,22 +1,21 @@
-"""`StreamingLoader`: a data set as packed batches for one rank, in an order that can be resumed."""
+"""`StreamingLoader`: data sets as packed batches for one rank, in an order that can be resumed."""
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 import torch
+from torch.utils.data import IterableDataset
 
 from eagle3data.readers.batch import Batch
 from eagle3data.readers.dataset import Dataset
 from eagle3data.readers.device_copies import CudaDevice, device_of
+from eagle3data.readers.documents import Documents, OverBudget, require_alike
+from eagle3data.readers.epochs import Epochs
 from eagle3data.readers.failures import Failures
 from eagle3data.readers.feeding import (
     DEFAULT_PREFETCH_BYTES,
@@ -25,43 +24,55 @@ from eagle3data.readers.feeding import (
     read_ahead,
 )
 from eagle3data.readers.filling import Reading, Verify
-from eagle3data.readers.order import epoch_order
-from eagle3data.readers.packing import PACKING_VERSION, PackPlan
-from eagle3data.schema.digest import json_digest, sequence_digest
+from eagle3data.readers.mixing import require_weights
+from eagle3data.readers.order import Shuffle, shuffle_named
+from eagle3data.readers.packing import PACKING_VERSION
+from eagle3data.readers.plan_cache import PlanCache
+from eagle3data.readers.ranks import find_ranks, refuse_workers, steps_of
+from eagle3data.readers.selection import Selection, Where
+from eagle3data.readers.stream_state import (
+    Fingerprint,
+    require_same_stream,
+    rows_digest,
+    written_state,
+)
+from eagle3data.schema.digest import json_digest
 from eagle3data.schema.errors import InputError, MismatchError
 from eagle3data.schema.target import target_differences
 
-_STATE_VERSION = 1
-Where = Callable[[pa.Table], npt.NDArray[np.bool_]]
 
-
-class StreamingLoader:
+class StreamingLoader(IterableDataset[Batch]):
     """Batches of one epoch for one rank; iterate once an epoch.
 
-    The global list of packs is a pure function of the set's generation, the seed, the epoch,
-    the selection and the token budget. At step `s`, rank `r` of `W` gets pack `s*W + r`, so
-    every sample comes exactly once an epoch at any world size, and the position is one number
-    that means the same on every rank and at every world size.
+    The global list of packs is a pure function of the sets' generations, the seed, the epoch,
+    the selection, the weights and the token budget. At step `s`, rank `r` of `W` gets pack
+    `s*W + r`, so every sample comes exactly once an epoch at any world size (or as often as
+    weights say), and the position is one number that means the same on every rank and at every
+    world size.
 
     Attributes:
         rank: of this process.
         world_size: ranks that share the epoch.
         layers: canonical ids of what is read.
+        documents: what packs are made of: samples, or pieces of those over the budget.
         metrics: how well the latest iteration feeds (`FeedMetrics`).
     """
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Dataset | Sequence[Dataset],
         *,
         token_budget: int,
         seed: int = 0,
+        weights: Sequence[float] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         layers: Sequence[int] | None = None,
         split: str | None = None,
+        min_length: int | None = None,
         where: Where | None = None,
-        shuffle: bool = True,
+        over_budget: OverBudget = "refuse",
+        shuffle: Shuffle | bool = "global",
         verify: Verify | bool = "bytes",
         target: str | None = None,
         revision: str | None = None,
@@ -75,15 +86,21 @@ class StreamingLoader:
         """Select samples and plan the epoch; nothing heavy is read yet.
 
         Args:
-            dataset: what `open_dataset` returned.
+            dataset: what `open_dataset` returned, or several that are mixed.
             token_budget: T, rows of a batch.
             seed: of the order.
+            weights: one a data set: the share of an epoch's tokens that comes from each, on
+                average over epochs. Without them each selected sample of each set comes once.
             rank: of this process; `torch.distributed`'s by default, 0 of 1 without it.
             world_size: ranks that share the epoch; given together with `rank`.
             layers: canonical ids to read; all by default.
             split: only samples of this split.
+            min_length: only samples of so many tokens or more.
             where: index table to a boolean per row, true for samples to keep.
-            shuffle: false keeps the index's order (still packed).
+            over_budget: of samples with more tokens than the budget: `refuse` them, or `split`
+                them into documents of at most the budget.
+            shuffle: `global` (or true) permutes samples; `shard` permutes shards, and samples
+                among 16 shards at a time; `none` (or false) keeps the index's order (still packed).
             verify: how closely every sample is checked as it is read. `bytes` (or true): sizes,
                 every chunk's checksum, and that token ids and mask are the index's. `states`: and
                 that every layer's magnitudes are those that the index states, so that states
@@ -104,72 +121,63 @@ class StreamingLoader:
                 where there is a GPU.
 
         Raises:
-            InputError: nothing selected, a sample over the budget, or ranks that can't be.
-            MismatchError: the set was made with another model than `target`.
+            InputError: nothing selected, a sample over the budget, sets that can't be mixed, or
+                ranks that can't be.
+            MismatchError: a set was made with another model than `target`.
         """
-        self._dataset = dataset
-        self._budget = token_budget
-        self._seed = seed
-        self._shuffle = shuffle
-        if isinstance(verify, bool):
-            verify = "bytes" if verify else "none"
-        if verify not in get_args(Verify):
-            raise InputError(
-                f"verify is {verify!r}; expected one of {', '.join(get_args(Verify))}."
-            )
+        sets = [dataset] if isinstance(dataset, Dataset) else list(dataset)
+        if not sets:
+            raise InputError("no data set was given.")
+        self.layers = list(layers) if layers is not None else sets[0].manifest.layers
+        require_alike(sets, self.layers)
         if target is not None:
-            _require_target(dataset, target, revision)
+            for one in sets:
+                _require_target(one, target, revision)
+        self._weights = None if weights is None else require_weights(weights, len(sets))
+        self._seed, self._budget = seed, token_budget
+        self._over_budget, self._shuffle = over_budget, shuffle_named(shuffle)
+        self._selection = Selection(split=split, min_length=min_length, where=where)
+        self.rank, self.world_size = find_ranks(rank, world_size)
+        self.documents = Documents(sets[0].manifest, token_budget, over_budget)
+        numbers = [self.documents.add(one, self._selection.rows_or_refuse(one)) for one in sets]
+        self._epochs = Epochs(
+            self.documents,
+            numbers,
+            token_budget=token_budget,
+            seed=seed,
+            shuffle=self._shuffle,
+            weights=self._weights,
+        )
+        self._fingerprint = self._described()
+        self._cache = PlanCache(json_digest(self._fingerprint), len(self.documents))
         if on_error not in {"raise", "skip"}:
             raise InputError(f"on_error is {on_error!r}; expected 'raise' or 'skip'.")
         if prefetch_bytes < 0:
             raise InputError(f"prefetch_bytes is {prefetch_bytes}; expected a number of bytes.")
         self._failures = Failures(
-            dataset, skip=on_error == "skip", limit=max_skipped, ledger=ledger
+            self.documents, skip=on_error == "skip", limit=max_skipped, ledger=ledger
         )
-        self._threads = dataset.threads if threads is None else threads
+        self._threads = max(one.threads for one in sets) if threads is None else threads
         if self._threads < 1:
             raise InputError(f"threads is {threads!r}; expected a whole number from 1.")
         self._prefetch_bytes = prefetch_bytes
-        self.rank, self.world_size = _ranks(rank, world_size)
-        self.layers = list(layers) if layers is not None else dataset.manifest.layers
-        missing = sorted(set(self.layers) - set(dataset.manifest.layers))
-        if missing:
-            raise InputError(f"{dataset.url} has layers {dataset.manifest.layers}, not {missing}.")
         self._reading = Reading(
-            dataset=dataset, layers=self.layers, token_budget=token_budget, verify=verify
+            documents=self.documents,
+            layers=self.layers,
+            token_budget=token_budget,
+            verify=_verify_named(verify),
         )
         self._device = device_of(device)
         on_gpu = None if self._device is None else self._device.type == "cuda"
         self._buffers = batch_buffers(self._reading, pin=on_gpu)
         self.metrics = FeedMetrics()
-        self._selected = self._select(split, where)
-        self._lengths = dataset.index["length"].to_numpy()
-        self._epoch = 0
         self._consumed = 0
         self._iteration = 0
-        self._plan()
+        self._begin_epoch(0)
 
-    def _select(self, split: str | None, where: Where | None) -> npt.NDArray[np.int64]:
-        index = self._dataset.index
-        keep = np.ones(index.num_rows, dtype=bool)
-        if split is not None:
-            keep &= np.asarray([value == split for value in index["split"].to_pylist()])
-        if where is not None:
-            keep &= np.asarray(where(index), dtype=bool)
-        selected = np.flatnonzero(keep)
-        if not len(selected):
-            splits = sorted({value or "(no split)" for value in index["split"].to_pylist()})
-            raise InputError(
-                f"no sample of {self._dataset.url} is selected (split={split!r}); it has "
-                f"{index.num_rows} samples, of {', '.join(splits) or 'no split'}. Leave split out, "
-                "or write samples with one."
-            )
-        return selected
-
-    def _plan(self) -> None:
-        count = len(self._selected)
-        order = epoch_order(count, self._seed, self._epoch) if self._shuffle else np.arange(count)
-        self._packs = PackPlan(self._selected[order], self._lengths, self._budget)
+    def _begin_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._packs = self._epochs.plan(epoch, self._cache)
 
     def __len__(self) -> int:
         """Steps of the epoch, the same on every rank."""
@@ -177,7 +185,10 @@ class StreamingLoader:
 
     @property
     def packs(self) -> list[list[int]]:
-        """The epoch's batches of all ranks, as rows of the index."""
+        """The epoch's packs in their global order, as numbers of `documents`.
+
+        Of one data set without a selection and with nothing split, those are rows of its index.
+        """
         return list(self._packs)
 
     @property
@@ -189,22 +200,30 @@ class StreamingLoader:
         """Choose the epoch; a change starts it from its beginning."""
         if epoch != self._epoch:
             self._iteration += 1
-            self._epoch = epoch
             self._consumed = 0
-            self._plan()
+            self._begin_epoch(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
         """The rest of the epoch; afterwards the loader stands at the next one's beginning.
 
         Raises:
             CorruptionError: of a damaged sample, as `on_error` and `max_skipped` say.
-            InputError: the position was changed, or another iteration begun, since this one began.
+            InputError: the position was changed, or another iteration begun, since this one began;
+                or this is a worker process of a `DataLoader`.
         """
+        refuse_workers()
         self._iteration += 1
         mine = self._iteration
         self.metrics = FeedMetrics()
         batches = read_ahead(
-            self._own_packs(self._consumed),
+            steps_of(
+                self._packs,
+                self.documents.lengths,
+                rank=self.rank,
+                world_size=self.world_size,
+                start=self._consumed,
+                token_budget=self._budget,
+            ),
             self._reading,
             threads=self._threads,
             prefetch_bytes=self._prefetch_bytes,
@@ -232,13 +251,6 @@ class StreamingLoader:
             return None
         return CudaDevice(self._device)
 
-    def _own_packs(self, start: int) -> Iterator[list[int]]:
-        """This rank's packs from a step on; none in the last step is an empty one."""
-        packs = self._packs
-        while packs.get(start) is not None:
-            yield packs.get(start + self.rank) or []
-            start += self.world_size
-
     def _end_of_step(self, start: int) -> int:
         """The pack after a step's last one: fewer than the ranks are left in the last step."""
         last = start + self.world_size
@@ -249,15 +261,16 @@ class StreamingLoader:
         """Samples left out so far since their bytes are damaged (`on_error="skip"`)."""
         return self._failures.skipped
 
-    @cached_property
-    def _fingerprint(self) -> dict[str, str | int]:
-        names = self._dataset.index["sample_id"].take(self._selected).to_pylist()
+    def _described(self) -> Fingerprint:
+        weights = self._weights
         return {
-            "generation": self._dataset.generation,
+            "generation": " ".join(one.generation for one in self.documents.sets),
             "seed": self._seed,
             "token_budget": self._budget,
-            "shuffle": "global" if self._shuffle else "none",
-            "selection": sequence_digest(map(str, names)),
+            "over_budget": self._over_budget,
+            "shuffle": self._shuffle,
+            "weights": "none" if weights is None else " ".join(map(repr, weights)),
+            "selection": rows_digest(self.documents.selections()),
             "packing_version": PACKING_VERSION,
         }
 
@@ -267,46 +280,38 @@ class StreamingLoader:
         Counts the packs that were handed out (the one just yielded included), never those
         that were only read ahead.
         """
-        fingerprint = self._fingerprint
-        return {
-            "version": _STATE_VERSION,
-            "epoch": self._epoch,
-            "consumed": self._consumed,
-            "fingerprint": fingerprint,
-            "digest": json_digest(fingerprint),
-        }
+        return written_state(
+            self._fingerprint,
+            epoch=self._epoch,
+            consumed=self._consumed,
+            parts="",
+            parts_digest="",
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` stood; the stream after it is the one that would have come.
 
         Raises:
-            MismatchError: the state is of another data set generation, seed, budget,
-                selection, shuffle or packing version; the message says which.
+            MismatchError: the state is of other data sets, generations, seed, budget, selection,
+                weights, shuffle or packing version; the message says which.
         """
-        if state.get("version") != _STATE_VERSION:
-            raise MismatchError(
-                f"a loader state of version {state.get('version')}; expected {_STATE_VERSION}."
-            )
-        here, there = self._fingerprint, state["fingerprint"]
-        differing = [
-            f"{key} was {there.get(key)}, here it is {here[key]}"
-            for key in here
-            if here[key] != there.get(key)
-        ]
-        if differing:
-            raise MismatchError(
-                f"the loader's state belongs to another stream: {'; '.join(differing)}. Restore it "
-                "with the same data set and settings, or start without it."
-            )
+        require_same_stream(state, self._fingerprint)
         self._iteration += 1
-        self._epoch = int(state["epoch"])
-        self._plan()
+        self._begin_epoch(int(state["epoch"]))
         consumed = int(state["consumed"])
         if consumed < 0 or (consumed and self._packs.get(consumed - 1) is None):
             raise MismatchError(
                 f"the loader's state counts {consumed} packs of {len(self._packs)}."
             )
         self._consumed = consumed
+
+
+def _verify_named(verify: Verify | bool) -> Verify:
+    if isinstance(verify, bool):
+        return "bytes" if verify else "none"
+    if verify not in get_args(Verify):
+        raise InputError(f"verify is {verify!r}; expected one of {', '.join(get_args(Verify))}.")
+    return verify
 
 
 def _require_target(dataset: Dataset, target: str, revision: str | None) -> None:
@@ -319,27 +324,3 @@ def _require_target(dataset: Dataset, target: str, revision: str | None) -> None
             "is the same one in another form (quantized, say), leave `target` out; to train, set "
             "data.allow_other_target=true."
         )
-
-
-def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    if (rank is None) != (world_size is None):
-        raise InputError("give both rank and world_size, or neither.")
-    if rank is None or world_size is None:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise InputError(
-                f"WORLD_SIZE is {os.environ['WORLD_SIZE']} but torch.distributed is not set up, so "
-                "every rank would read everything. Call init_process_group first, or give rank "
-                "and world_size."
-            )
-        else:
-            rank, world_size = 0, 1
-    if not 0 <= rank < world_size:
-        raise InputError(f"rank {rank} of world size {world_size} can't be.")
-    if torch.utils.data.get_worker_info() is not None:
-        raise InputError(
-            "a StreamingLoader inside a DataLoader worker would deliver every batch once a "
-            "worker; it reads ahead by itself, so iterate it directly."
-        )
-    return rank, world_size

@@ -6,118 +6,164 @@ The list of packs is global: it knows no ranks, so a run can go on with another 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from eagle3data.schema.errors import InputError
-
-PACKING_VERSION = 1
+PACKING_VERSION = 2
 """Part of a loader's state: a change of the algorithm makes old positions meaningless."""
 
 WINDOW_PACKS = 32
 """Look-ahead in budgets: wide enough to fill packs well, narrow enough to keep the shuffle."""
 
+_Item = tuple[int, int, int]
+"""Minus its tokens, the document, its place in the order: sorts longest first."""
+
 
 class PackPlan:
     """An epoch's packs, made as far as they are asked for: the first of a million rows is there at
-    once."""
+    once.
+
+    Documents are taken in order until the window holds `WINDOW_PACKS` budgets, packed longest
+    first into the first pack with room, and the packs that came out less full than the window's
+    median wait for what comes next. `close` packs what the window holds at the end.
+    """
 
     def __init__(
-        self, order: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32], token_budget: int
+        self, token_budget: int, keep: Callable[[list[list[int]]], None] | None = None
     ) -> None:
-        """Cut an order into packs of at most `token_budget` tokens; every sample exactly once.
-
-        Samples are taken in order until the window holds `WINDOW_PACKS` budgets, packed longest
-        first into the first pack with room, and the packs that came out less full than the
-        window's median wait for the next window's samples.
+        """Without a document yet.
 
         Args:
-            order: `[n]` positions in the index.
-            lengths: `[samples]` tokens of every sample in the index.
             token_budget: tokens of a pack.
-
-        Raises:
-            InputError: a sample is longer than the budget.
+            keep: called with all packs once they are made.
         """
-        too_long = order[lengths[order] > token_budget]
-        if len(too_long):
-            worst = int(lengths[too_long].max())
-            raise InputError(
-                f"{len(too_long)} samples are longer than the token budget {token_budget} (the "
-                f"longest has {worst} tokens). Raise token_budget to {worst}, or leave them out "
-                "with where=."
-            )
+        self._budget = token_budget
+        self._coming: deque[Iterator[_Item]] = deque()
+        self._count = 0
+        self._window: list[_Item] = []
+        self._tokens = 0
         self._packs: list[list[int]] = []
-        self._rest = _packs(order, lengths, token_budget)
+        self._is_closed = False
+        self._keep = keep
+
+    @classmethod
+    def whole(
+        cls,
+        order: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int32],
+        token_budget: int,
+        keep: Callable[[list[list[int]]], None] | None = None,
+    ) -> PackPlan:
+        """The plan of an order that is known to its end; arguments as of `add` and the class."""
+        plan = cls(token_budget, keep)
+        plan.add(order, lengths)
+        plan.close()
+        return plan
+
+    @classmethod
+    def made(cls, packs: list[list[int]]) -> PackPlan:
+        """A plan whose packs are known."""
+        plan = cls(0)
+        plan.close()
+        plan._packs = packs
+        return plan
+
+    def add(self, order: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32]) -> None:
+        """Say what comes next.
+
+        Args:
+            order: `[n]` numbers of documents; one may come more than once.
+            lengths: `[n]` tokens of each, at most the budget.
+        """
+        places = range(self._count, self._count + len(order))
+        self._count += len(order)
+        self._coming.append(
+            zip((-lengths.astype(np.int64)).tolist(), order.tolist(), places, strict=True)
+        )
+
+    def close(self) -> None:
+        """Say that nothing comes any more."""
+        self._is_closed = True
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing comes any more."""
+        return self._is_closed
 
     def get(self, place: int) -> list[int] | None:
-        """Positions of a pack, in order of the permutation; None past the last one."""
-        while place >= len(self._packs):
-            more = next(self._rest, None)
-            if more is None:
-                return None
-            self._packs += more
-        return self._packs[place]
+        """Documents of a pack, in the order given; None past the last one, or the last one yet."""
+        while place >= len(self._packs) and self._make_more():
+            pass
+        return self._packs[place] if place < len(self._packs) else None
 
     def __len__(self) -> int:
-        """Packs of the epoch; makes the rest of them."""
-        for more in self._rest:
-            self._packs += more
+        """Packs so far, which are all once the plan is closed; makes the rest of them."""
+        while self._make_more():
+            pass
         return len(self._packs)
 
     def __iter__(self) -> Iterator[list[int]]:
         places = itertools.count()
         return iter(lambda: self.get(next(places)), None)
 
+    def _make_more(self) -> bool:
+        """Pack one window; false where none is full and more may come, or all is packed."""
+        enough = WINDOW_PACKS * self._budget
+        while self._coming and self._tokens < enough:
+            for item in self._coming[0]:
+                self._window.append(item)
+                self._tokens -= item[0]
+                if self._tokens >= enough:
+                    break
+            else:
+                self._coming.popleft()
+        if self._is_closed and not self._window:
+            if self._keep is not None:
+                self._keep(self._packs)
+                self._keep = None
+            return False
+        if self._tokens < enough and not self._is_closed:
+            return False
+        packs, fill = _first_fit_decreasing(self._window, self._budget)
+        least = sorted(fill)[len(fill) // 2] if self._tokens >= enough else 0
+        self._window = []
+        self._tokens = 0
+        for members, tokens in zip(packs, fill, strict=True):
+            if tokens >= least:
+                members.sort(key=_place)
+                self._packs.append([document for _, document, _ in members])
+            else:
+                self._window += members
+                self._tokens += tokens
+        return True
 
-def _packs(
-    order: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32], token_budget: int
-) -> Iterator[list[list[int]]]:
-    """The packs of one window after another."""
-    rank_in_order = np.empty(len(lengths), dtype=np.int64)
-    rank_in_order[order] = np.arange(len(order))
 
-    def in_order(packs: list[list[int]]) -> list[list[int]]:
-        return [sorted(members, key=lambda one: int(rank_in_order[one])) for members in packs]
-
-    window: list[int] = []
-    tokens = 0
-    for position, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
-        window.append(position)
-        tokens += length
-        if tokens >= WINDOW_PACKS * token_budget:
-            full, window = _split_full(
-                _first_fit_decreasing(window, lengths, token_budget), lengths
-            )
-            yield in_order(full)
-            tokens = int(lengths[window].sum())
-    yield in_order(_first_fit_decreasing(window, lengths, token_budget))
+def _place(item: _Item) -> int:
+    return item[2]
 
 
 def _first_fit_decreasing(
-    window: Sequence[int], lengths: npt.NDArray[np.int32], token_budget: int
-) -> list[list[int]]:
-    packs: list[list[int]] = []
+    window: Sequence[_Item], token_budget: int
+) -> tuple[list[list[_Item]], list[int]]:
+    """Packs, and the tokens of each."""
+    packs: list[list[_Item]] = []
     room: list[int] = []
-    for position in sorted(window, key=lambda position: (-int(lengths[position]), position)):
-        length = int(lengths[position])
-        target = next((number for number, left in enumerate(room) if left >= length), None)
-        if target is None:
-            packs.append([position])
-            room.append(token_budget - length)
+    items = sorted(window)
+    shortest = -items[-1][0]
+    first = 0  # packs before it have no room for the shortest
+    for item in items:
+        length = -item[0]
+        for number in range(first, len(room)):
+            if room[number] >= length:
+                packs[number].append(item)
+                room[number] -= length
+                break
         else:
-            packs[target].append(position)
-            room[target] -= length
-    return packs
-
-
-def _split_full(
-    packs: list[list[int]], lengths: npt.NDArray[np.int32]
-) -> tuple[list[list[int]], list[int]]:
-    fill = [int(lengths[members].sum()) for members in packs]
-    median = sorted(fill)[len(fill) // 2]
-    full = [members for members, tokens in zip(packs, fill, strict=True) if tokens >= median]
-    rest = [members for members, tokens in zip(packs, fill, strict=True) if tokens < median]
-    return full, [position for members in rest for position in members]
+            packs.append([item])
+            room.append(token_budget - length)
+        while first < len(room) and room[first] < shortest:
+            first += 1
+    return packs, [token_budget - left for left in room]

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from eagle3data import Batch, Dataset, DatasetWriter, StreamingLoader, open_dataset
 from eagle3data.readers.order import epoch_order
-from eagle3data.readers.packing import PackPlan
 from eagle3data.schema.errors import CorruptionError, InputError, MismatchError
 from eagle3data.schema.manifest import Manifest
+from tests.readers.from_the_page import Page, Selected
 from tests.support import random_sample, random_samples, small_manifest, write_set
 
 MANIFEST = small_manifest(shard_tokens=256)
@@ -109,7 +109,13 @@ def test_the_order_is_pinned() -> None:
 @given(st.data())
 def test_resume_gives_the_rest_at_any_world_size(dataset: Dataset, data: st.DataObject) -> None:
     before, after = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5))
-    seed = data.draw(st.integers(0, 2**40))
+    seed, epoch = data.draw(st.integers(0, 2**40)), data.draw(st.integers(0, 3))
+    shards = dataset.manifest.storage.axis.shard_tokens
+    columns = [dataset.index[name].to_pylist() for name in ("length", "token_offset")]
+    rows = [
+        Selected(row, n, at // shards) for row, (n, at) in enumerate(zip(*columns, strict=True))
+    ]
+    page = Page([rows], BUDGET, seed=seed)
 
     def ranks(world_size: int) -> list[StreamingLoader]:
         return [
@@ -119,19 +125,27 @@ def test_resume_gives_the_rest_at_any_world_size(dataset: Dataset, data: st.Data
             for rank in range(world_size)
         ]
 
-    whole = _ids(list(ranks(1)[0]))
+    def expected(rank: int, world_size: int, start: int = 0) -> list[list[str]]:
+        steps = page.rank(epoch, rank, world_size, start)
+        return [[dataset.sample_id(document.row) for document in step] for step in steps]
+
     running = ranks(before)
+    for loader in running:
+        loader.set_epoch(epoch)
     steps = data.draw(st.integers(0, len(running[0])))
     streams = [iter(loader) for loader in running]
-    consumed = [next(stream).sample_ids for _ in range(steps) for stream in streams]
+    consumed = [[next(stream).sample_ids for _ in range(steps)] for stream in streams]
+    assert consumed == [expected(rank, before)[:steps] for rank in range(before)]
     states = [loader.state_dict() for loader in running]
     assert all(state == states[0] for state in states)
     resumed = ranks(after)
     for loader in resumed:
         loader.load_state_dict(states[0])
-    rest = [list(loader) for loader in resumed]
-    merged = [batch.sample_ids for step in zip(*rest, strict=True) for batch in step]
-    assert [names for names in consumed + merged if names] == whole
+    rest = [_ids(list(loader)) for loader in resumed]
+    start = states[0]["consumed"]
+    assert rest == [expected(rank, after, start) for rank in range(after)]
+    names = [name for stream in consumed + rest for batch in stream for name in batch]
+    assert sorted(names) == sorted(SAMPLES)
 
 
 def test_a_state_of_another_stream_is_refused(dataset: Dataset) -> None:
@@ -142,6 +156,17 @@ def test_a_state_of_another_stream_is_refused(dataset: Dataset) -> None:
         StreamingLoader(dataset, token_budget=BUDGET + 1).load_state_dict(state)
     with pytest.raises(MismatchError, match="selection"):
         StreamingLoader(dataset, token_budget=BUDGET, split="eval").load_state_dict(state)
+    with pytest.raises(MismatchError, match="over_budget was refuse, here it is split"):
+        StreamingLoader(dataset, token_budget=BUDGET, over_budget="split").load_state_dict(state)
+    with pytest.raises(MismatchError, match="shuffle was global, here it is shard"):
+        StreamingLoader(dataset, token_budget=BUDGET, shuffle="shard").load_state_dict(state)
+    with pytest.raises(MismatchError, match="weights was none, here it is 2.0"):
+        StreamingLoader([dataset], token_budget=BUDGET, weights=[2]).load_state_dict(state)
+    without = {key: value for key, value in state.items() if key != "consumed"}
+    with pytest.raises(MismatchError, match="lacks consumed"):
+        StreamingLoader(dataset, token_budget=BUDGET).load_state_dict(without)
+    with pytest.raises(MismatchError, match="counts 10000 packs"):
+        StreamingLoader(dataset, token_budget=BUDGET).load_state_dict({**state, "consumed": 10000})
     with pytest.raises(MismatchError, match="version"):
         StreamingLoader(dataset, token_budget=BUDGET).load_state_dict({**state, "version": 0})
 
@@ -158,6 +183,12 @@ def test_selection(dataset: Dataset) -> None:
     )
     kept = {name for batch in long for name in batch.sample_ids}
     assert kept == {name for name, sample in SAMPLES.items() if len(sample) > 50}
+    longer = StreamingLoader(dataset, token_budget=BUDGET, min_length=51)
+    assert {name for batch in longer for name in batch.sample_ids} == kept
+    with pytest.raises(InputError, match="gave shape"):
+        StreamingLoader(dataset, token_budget=BUDGET, where=lambda index: np.ones(3, bool))
+    with pytest.raises(InputError, match="min_length=91"):
+        StreamingLoader(dataset, token_budget=BUDGET, min_length=91)
     with pytest.raises(InputError, match="no sample of .* is selected"):
         StreamingLoader(dataset, token_budget=BUDGET, split="test")
 
@@ -172,26 +203,6 @@ def test_refusals(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(InputError, match="init_process_group"):
         StreamingLoader(dataset, token_budget=BUDGET)
-
-
-@given(
-    st.lists(st.integers(1, 100), min_size=1, max_size=400), st.integers(100, 300), st.integers(0)
-)
-def test_packing_keeps_every_sample_within_the_budget(
-    lengths: list[int], budget: int, seed: int
-) -> None:
-    order = epoch_order(len(lengths), seed, 0)
-    packs = list(PackPlan(order, np.array(lengths, dtype=np.int32), budget))
-    assert sorted(position for members in packs for position in members) == list(
-        range(len(lengths))
-    )
-    assert all(sum(lengths[position] for position in members) <= budget for members in packs)
-
-
-def test_packing_wastes_little() -> None:
-    lengths = np.random.default_rng(0).integers(20, 2000, 5000).astype(np.int32)
-    packs = list(PackPlan(epoch_order(5000, 0, 0), lengths, 8192))
-    assert int(lengths.sum()) / (len(packs) * 8192) > 0.99
 
 
 def test_a_damaged_sample_stops_or_is_left_out_with_a_row(tmp_path: Path) -> None:
