@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,15 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from eagle3data.readers.index import read_index
+from eagle3data.readers.sample_cache import ChunkReader, SampleCache
+from eagle3data.schema.digest import json_digest
 from eagle3data.schema.errors import CorruptionError, InputError
 from eagle3data.schema.index import list_values
 from eagle3data.schema.sample import Sample
 from eagle3data.schema.statistics import LayerStatistics
 from eagle3data.storage import layout
 from eagle3data.storage.arrays import chunk_codec, states_dtype
+from eagle3data.storage.cache_folder import CacheFolder
 from eagle3data.storage.parallel import run_all
 from eagle3data.storage.root import Root
 from eagle3data.storage.shard_decoder import ShardDecoder
@@ -39,9 +43,17 @@ class Dataset:
         hidden: committed samples that tombstones hide.
         threads: that share the reading of one sample.
         shard_reader: `(array, shard)` to its opened `ShardDecoder`; the latest are kept.
+        cache: the part of it that is kept on a local disk; None without one.
     """
 
-    def __init__(self, root: Root, *, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        root: Root,
+        *,
+        threads: int | None = None,
+        cache: str | Path | None = None,
+        cache_bytes: int | None = None,
+    ) -> None:
         """Read manifest and index; use `open_dataset`."""
         threads = root.threads if threads is None else threads
         if not isinstance(threads, int) or threads < 1:
@@ -57,6 +69,7 @@ class Dataset:
         self._offsets: npt.NDArray[np.int64] = self.index["token_offset"].to_numpy()
         self._lengths: npt.NDArray[np.int32] = self.index["length"].to_numpy()
         self.shard_reader = lru_cache(maxsize=_OPEN_SHARDS)(self._open_shard)
+        self.cache = self._open_cache(cache, cache_bytes)
 
     def __repr__(self) -> str:
         return f"<Dataset {self.url}: {len(self)} samples, {self.tokens} tokens>"
@@ -223,7 +236,7 @@ class Dataset:
             return
         offset, sample_id = int(self._offsets[position]), self.sample_id(position)
         chunks = self._axis.chunks_of(offset, length)
-        reader = self.shard_reader(array, self._axis.shard_of(offset))
+        reader = self._reader(array, position)
         number, before = divmod(first, self._axis.chunk_tokens)
         if before:
             # The chunk that the first row is in the middle of is read to its end, elsewhere.
@@ -262,11 +275,12 @@ class Dataset:
                 f"sample {sample_id} has {length} rows; the buffer given for {array} has shape "
                 f"{out.shape} and must be contiguous."
             )
-        reader = self.shard_reader(array, self._axis.shard_of(offset))
+        reader = self._reader(array, position)
         reader.will_read(chunks)
         rows = self._axis.chunk_tokens
         piece = max(_LEAST_PIECE_BYTES, total // (2 * self.threads))
-        step = max(1, piece * len(chunks) // out.nbytes)
+        # A copy in the cache is of a whole sample, and fetched in one go.
+        step = max(1, piece * len(chunks) // out.nbytes) if self.cache is None else len(chunks)
         return [
             partial(
                 reader.read,
@@ -277,6 +291,11 @@ class Dataset:
             )
             for first in range(0, len(chunks), step)
         ]
+
+    def _reader(self, array: str, position: int) -> ChunkReader:
+        if self.cache is None:
+            return self.shard_reader(array, self.shard_of(position))
+        return self.cache.reader(array, position)
 
     def _run(self, pieces: Sequence[Callable[[], None]]) -> None:
         if self._pool is None or len(pieces) == 1:
@@ -340,18 +359,46 @@ class Dataset:
             chunks=self._axis.chunks_per_shard,
         )
 
+    def _open_cache(self, place: str | Path | None, limit: int | None) -> SampleCache | None:
+        if (place is None) != (limit is None):
+            raise InputError("give both cache and cache_bytes, or neither.")
+        if place is None or limit is None:
+            return None
+        if limit < 0:
+            raise InputError(f"cache_bytes is {limit}; expected a number of bytes.")
+        # Sets that were made alike have one identity; each is told apart by where it lies.
+        name = json_digest([self.url, self.manifest.identity]).rpartition(":")[2][:16]
+        generation = self.generation.rpartition(":")[2][:16]
+        return SampleCache(
+            CacheFolder(place, limit, set_name=name, generation=generation),
+            self.manifest,
+            self._offsets,
+            self._lengths,
+            generation=generation,
+            shard_reader=self.shard_reader,
+        )
 
-def open_dataset(url: str, *, threads: int | None = None) -> Dataset:
+
+def open_dataset(
+    url: str,
+    *,
+    threads: int | None = None,
+    cache: str | Path | None = None,
+    cache_bytes: int | None = None,
+) -> Dataset:
     """Open a data set for reading.
 
     Args:
         url: a folder or any URL that fsspec opens.
         threads: that share the reading of one sample; by default the cores, at most 4, on a
             local disk and 16 requests at a time elsewhere.
+        cache: folder on a local disk in which a fixed part of the samples is kept once it was
+            read; processes, and data sets, may share one.
+        cache_bytes: the most that all copies in that folder may take together.
 
     Raises:
-        InputError: no data set there.
+        InputError: no data set there, or a cache folder that can't be used.
         ManifestError: another format, or a newer version than this package reads.
         CorruptionError: an index part that can't be read.
     """
-    return Dataset(Root(url), threads=threads)
+    return Dataset(Root(url), threads=threads, cache=cache, cache_bytes=cache_bytes)

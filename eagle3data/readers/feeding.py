@@ -14,6 +14,7 @@ from eagle3data.readers.batch import Batch
 from eagle3data.readers.device_copies import Delivery, Device, DeviceDelivery, HostDelivery
 from eagle3data.readers.filling import Filling, Reading
 from eagle3data.readers.host_buffers import HostBuffers
+from eagle3data.readers.sample_cache import CacheCounts
 from eagle3data.schema.errors import CorruptionError
 from eagle3data.schema.manifest import StorageDtype
 
@@ -34,6 +35,8 @@ class FeedMetrics:
         waited: of those, seconds that the consumer waited here.
         ready: batches that were filled and not asked for yet when one was last asked for.
         stalled: of `seconds`, those that the device's stream stood still for a copy to it.
+        cache: what the data set's local cache has done, also for batches read ahead; None
+            without one.
     """
 
     batches: int = 0
@@ -43,6 +46,7 @@ class FeedMetrics:
     waited: float = 0.0
     ready: int = 0
     stalled: float = 0.0
+    cache: CacheCounts | None = None
     _began: float | None = field(default=None, repr=False)
 
     @property
@@ -61,10 +65,13 @@ class FeedMetrics:
         return self.tokens / self.seconds if self.seconds else 0.0
 
     def __str__(self) -> str:
-        return (
+        line = (
             f"{self.gigabytes_per_second:.2f} GB/s, {self.tokens_per_second:,.0f} tokens/s, "
             f"{self.wait_share:.1%} waiting, {self.ready} batches ready"
         )
+        if self.cache is not None:
+            line += f", {self.cache.hit_share:.1%} of the bytes from the cache"
+        return line
 
     def begin(self) -> float:
         """Note that a batch is asked for; the time."""
@@ -119,7 +126,7 @@ def read_ahead(
         device: where the batches are copied to; they stay in the host's memory by default.
     """
     ahead = max(_LEAST_AHEAD, prefetch_bytes // buffers.cost)
-    rest = iter(packs)
+    rest, cached_before = iter(packs), reading.cache_counts()
     queue: deque[Filling] = deque()
     delivery: Delivery = HostDelivery() if device is None else DeviceDelivery(device, buffers)
     with ThreadPoolExecutor(threads, "eagle3data-load") as pool:
@@ -138,6 +145,8 @@ def read_ahead(
                 batch = delivery.next(queue, skip)
                 waited = time.perf_counter() - asked - (delivery.braked - braked)
                 metrics.add(batch, waited, ready, delivery.stalled)
+                if (cached := reading.cache_counts()) and cached_before:
+                    metrics.cache = cached - cached_before
                 yield batch
                 del batch
         finally:

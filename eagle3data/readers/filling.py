@@ -15,6 +15,7 @@ import torch
 from eagle3data.readers.batch import Batch
 from eagle3data.readers.documents import Documents
 from eagle3data.readers.host_buffers import HostBuffers
+from eagle3data.readers.sample_cache import CacheCounts
 from eagle3data.schema.errors import CorruptionError
 from eagle3data.schema.manifest import StorageDtype
 from eagle3data.schema.statistics import layer_statistics, stored_faults
@@ -40,6 +41,11 @@ class Reading:
     layers: Sequence[int]
     token_budget: int
     verify: Verify
+
+    def cache_counts(self) -> CacheCounts | None:
+        """What the data sets' caches have done so far; None without one."""
+        caches = [one.cache for one in self.documents.sets if one.cache is not None]
+        return sum((one.counts for one in caches), CacheCounts()) if caches else None
 
     def states(self, layer: int, document: int, out: npt.NDArray[Any]) -> None:
         """Read one layer of a document into `[T, H]`, in the calling thread.

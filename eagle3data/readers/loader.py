@@ -167,6 +167,9 @@ class StreamingLoader(IterableDataset[Batch]):
             token_budget=token_budget,
             verify=_verify_named(verify),
         )
+        for cache in (one.cache for one in sets):
+            if cache is not None:
+                cache.serve(self.layers)
         self._device = device_of(device)
         on_gpu = None if self._device is None else self._device.type == "cuda"
         self._buffers = batch_buffers(self._reading, pin=on_gpu)

@@ -59,8 +59,7 @@ class LocalUpload:
         """
         descriptor = self._file.fileno()
         try:
-            for first in range(0, len(parts), _BUFFERS_A_CALL):
-                self.nbytes += _write_all(descriptor, parts[first : first + _BUFFERS_A_CALL])
+            self.nbytes += write_all(descriptor, parts)
         except OSError as error:
             raise unwritable(self._url, error) from None
         if self.nbytes - self._started >= _PIECE_BYTES:
@@ -109,12 +108,12 @@ class LocalUpload:
         self._temporary.unlink(missing_ok=True)
 
 
-def _write_all(descriptor: int, parts: Sequence[Buffer]) -> int:
-    """`writev` until everything is written."""
+def write_all(descriptor: int, parts: Sequence[Buffer]) -> int:
+    """`writev` until everything is written; the bytes."""
     views = [memoryview(part).cast("B") for part in parts if len(part)]
     total = 0
     while views:
-        written = os.writev(descriptor, views)
+        written = os.writev(descriptor, views[:_BUFFERS_A_CALL])
         total += written
         while views and written >= len(views[0]):
             written -= len(views.pop(0))

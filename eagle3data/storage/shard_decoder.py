@@ -5,7 +5,7 @@ See `shard_encoder` for the layout; chunks may lie in any order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -93,11 +93,34 @@ class ShardDecoder:
             CorruptionError: a chunk is missing, lies outside the object or is damaged. What `out`
                 holds then means nothing.
         """
+        self.decode(self.stored(chunks, sample_id), chunks.start, out, sample_id, verify=verify)
+
+    def decode(
+        self,
+        stored: Iterable[tuple[int, npt.NDArray[np.uint8]]],
+        first: int,
+        out: npt.NDArray[Any],
+        sample_id: str,
+        *,
+        verify: bool = True,
+    ) -> None:
+        """As `read`, of chunks that are at hand.
+
+        Args:
+            stored: each chunk's number and its bytes as they are stored.
+            first: the number of the chunk that `out` begins with.
+            out: as in `read`.
+            sample_id: named in errors.
+            verify: compare each chunk's checksum.
+
+        Raises:
+            CorruptionError: a chunk is damaged. What `out` holds then means nothing.
+        """
         rows, decode = self._codec.shape[0], self._codec.decode
-        for number, stored in self._stored(chunks, sample_id):
-            row = (number - chunks.start) * rows
+        for number, data in stored:
+            row = (number - first) * rows
             try:
-                self.checksums[number] = decode(stored, out[row : row + rows], verify=verify)
+                self.checksums[number] = decode(data, out[row : row + rows], verify=verify)
             except ChunkError as error:
                 raise self._corrupt("chunk_corrupt", str(error), number, sample_id) from None
 
@@ -107,14 +130,20 @@ class ShardDecoder:
         Raises:
             CorruptionError: a chunk is missing, lies outside the object or is damaged.
         """
-        for number, stored in self._stored(chunks, sample_id):
+        for number, stored in self.stored(chunks, sample_id):
             try:
                 self.checksums[number] = self._codec.verify(stored)
             except ChunkError as error:
                 raise self._corrupt("chunk_corrupt", str(error), number, sample_id) from None
 
-    def _stored(self, chunks: range, sample_id: str) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-        """Each chunk as it lies in the object; those that adjoin are read in one go."""
+    def stored(self, chunks: range, sample_id: str) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+        """Each chunk's number and its bytes as they lie in the object, unchecked.
+
+        Those that adjoin are read in one go.
+
+        Raises:
+            CorruptionError: a chunk is missing or lies outside the object.
+        """
         for run in self._runs(chunks, sample_id):
             start = run.bounds[0]
             data = self._bytes(start, run.bounds[-1], sample_id)
