@@ -9,11 +9,13 @@ the tokenizer only. Both cases run the same prompts on the same loaded engine, i
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -41,6 +43,8 @@ from eagle3data.storage.claims import Claims
 from eagle3data.storage.model_weights import load_head
 from eagle3data.storage.root import Root
 
+PHASES: list[list[float]] = []
+"""Of each extraction, the seconds of its preparation, its work and its end."""
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -199,7 +203,9 @@ def _compare(
 def _extract(prompts: Path, model: str, chosen: ExtractOptions, engine: Engine, url: Path) -> None:
     root = Root(str(url))
     with Claims(root) as claims:
+        phases = [time.perf_counter()]
         job = prepare_job(root, claims, str(prompts), model, chosen)
+        phases.append(time.perf_counter())
         manifest, samples = job.plan.manifest, job.plan.table.num_rows
         worker = Worker(
             root,
@@ -214,7 +220,10 @@ def _extract(prompts: Path, model: str, chosen: ExtractOptions, engine: Engine, 
             _unheard,
         )
         written = worker.run(job.wanted, lambda: engine)
+        phases.append(time.perf_counter())
     _require_whole(job, finish_job(root, job, written).committed)
+    phases.append(time.perf_counter())
+    PHASES.append([after - before for before, after in itertools.pairwise(phases)])
 
 
 def _require_whole(job: Job, committed: int) -> None:
@@ -276,6 +285,7 @@ def _show(
             "tokens": timings[0].case.nbytes,
             "row_bytes": row_bytes,
             "resident_bytes": memory,
+            "phases": PHASES,
         }
         Path(options.json).write_text(json.dumps(found, indent=1))
 

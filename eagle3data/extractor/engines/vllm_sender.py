@@ -246,12 +246,7 @@ class _Pages:
         """Take the rows from their pages, piece by piece, each layer's to its place."""
         row_bytes = self.layers * self.hidden_size * self.cache.element_size()
         piece = max(self.block_size, _PIECE_BYTES // row_bytes)
-        blocks = torch.tensor(request.block_ids, dtype=torch.long)
-        offsets = torch.arange(self.block_size, dtype=torch.long)
-        slots = (blocks[:, None] * self.block_size + offsets).flatten()[: request.tokens]
-        if len(slots) < request.tokens:
-            raise EngineError(f"{len(slots)} rows of states for {request.tokens} tokens")
-        slots = slots.to(self.device, non_blocking=True)
+        slots = self._slots(request)
         for begin in range(0, request.tokens, piece):
             some = slots[begin : begin + piece]
             rows = self.take_rows(self.cache, some, len(some))
@@ -261,6 +256,17 @@ class _Pages:
                 found = torch.linalg.vector_norm(layers, order, dim=-1, dtype=torch.float32)
                 _put(found, of_rows[:, place])
             _put(layers, target.states[:, place])
+
+    def _slots(self, request: FinishedRequest) -> torch.Tensor:
+        """`[T]` where its rows lie in the cache."""
+        held = len(request.block_ids) * self.block_size
+        if held < request.tokens:
+            raise EngineError(f"{held} rows of states for {request.tokens} tokens")
+        # Page-locked: from other memory the engine's thread would wait here for the whole step.
+        blocks = torch.tensor(request.block_ids, dtype=torch.long, pin_memory=self.cache.is_cuda)
+        blocks = blocks.to(self.device, non_blocking=True)
+        offsets = torch.arange(self.block_size, dtype=torch.long, device=self.device)
+        return (blocks[:, None] * self.block_size + offsets).flatten()[: request.tokens]
 
 
 def _put(layers: torch.Tensor, place: torch.Tensor) -> None:
