@@ -8,6 +8,7 @@ rate of one big matrix product of this machine, which everything is measured aga
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import tempfile
@@ -54,20 +55,23 @@ def count_work(shape: DraftConfig, batch: Batch, steps: int) -> Work:
 
     Gradients take two products for each one of the forward pass, but for `fc`, whose input needs
     none, and the teacher. What an implementation computes again or masks away isn't counted.
+    T rows of a pack, R of them unrolled (the others only give step 0's keys and values), S steps,
+    P kept pairs (row, step), K positions where the target is asked.
     """
     pairs = find_pairs(batch, steps, MaskAlignment.SERVING)
-    rows, hidden = len(batch.input_ids), shape.hidden_size
+    tokens, rows, hidden = len(batch.input_ids), len(pairs.rows), shape.hidden_size
     query = shape.num_attention_heads * shape.head_dim
     qkv = query + 2 * shape.num_key_value_heads * shape.head_dim
-    lengths = batch.cu_seqlens.diff().double()
-    visible = steps * float((lengths * (lengths + 1) / 2).sum()) + rows * steps * (steps - 1) / 2
+    seen = float((batch.position_ids[pairs.rows] + 1).double().sum())  # keys of step 0, all rows
+    visible = steps * seen + rows * steps * (steps - 1) / 2
+    read = tokens + (steps - 1) * rows
     once = {
-        "fc": (2.0 * rows * 3 * hidden**2, "2 T 3H H"),
-        "embeddings' half of q, k, v": (2.0 * rows * hidden * qkv, "2 T H (A + 2 KV) D"),
-        "hidden half of q, k, v": (2.0 * steps * rows * hidden * qkv, "S 2 T H (A + 2 KV) D"),
-        "attention": (4.0 * query * visible, "4 A D (S sum n (n + 1) / 2 + T S (S - 1) / 2)"),
-        "o": (2.0 * steps * rows * query * hidden, "S 2 T A D H"),
-        "mlp": (6.0 * steps * rows * hidden * shape.intermediate_size, "S 2 T 3 H I"),
+        "fc": (2.0 * tokens * 3 * hidden**2, "2 T 3H H"),
+        "embeddings' half of q, k, v": (2.0 * tokens * hidden * qkv, "2 T H (A + 2 KV) D"),
+        "hidden half of q, k, v": (2.0 * read * hidden * qkv, "2 (T + (S-1) R) H (A + 2 KV) D"),
+        "attention": (4.0 * query * visible, "4 A D (S sum_R (position + 1) + R S (S-1) / 2)"),
+        "o": (2.0 * steps * rows * query * hidden, "2 S R A D H"),
+        "mlp": (6.0 * steps * rows * hidden * shape.intermediate_size, "2 S R 3 H I"),
         "lm_head": (2.0 * len(pairs.base) * hidden * shape.draft_vocab_size, "2 P H Vd"),
         "teacher": (2.0 * len(pairs.positions) * hidden * shape.vocab_size, "2 K H V"),
     }
@@ -192,6 +196,7 @@ def run_variant(
 ) -> dict[str, Any]:
     """Time one way of computing the step."""
     device = arguments.device
+    gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

@@ -39,12 +39,13 @@ class Attention(Protocol):
         """Attend the queries of the newest step.
 
         Args:
-            query: `[T, A, D]`, rotated.
-            keys: of every step up to the queries' own, step 0 first; each `[T, KV, D]`, rotated.
+            query: `[R, A, D]`, rotated, of the pack's rows that are unrolled.
+            keys: of every step up to the queries' own, step 0 first; `[T, KV, D]`, rotated, for
+                that one. A later step's are of the R rows; at step 0 there is no later one.
             values: likewise.
 
         Returns:
-            `[T, A, D]`, finite also where a row is padding.
+            `[R, A, D]`, finite also where a row is padding.
         """
         ...
 
@@ -52,45 +53,62 @@ class Attention(Protocol):
 class PlainAttention:
     """Each document's scores as a matrix; memory grows with the square of its length."""
 
-    def __init__(self, cu_seqlens: Sequence[int]) -> None:
+    def __init__(self, cu_seqlens: Sequence[int], rows: Tensor) -> None:
         """Attend within documents.
 
         Args:
             cu_seqlens: where documents start, and where the last one ends; rows from there on
                 are padding and give zeros.
+            rows: `[R]` int64 ascending, the queries' places in the pack.
         """
-        self._cu_seqlens = cu_seqlens
+        self._rows = rows
+        # Of each document: where it lies in the pack, and where its queries lie among the rows.
+        bounds = torch.searchsorted(rows.cpu(), torch.tensor(cu_seqlens)).tolist()
+        self._documents = list(zip(pairwise(cu_seqlens), pairwise(bounds), strict=True))
 
     def __call__(self, query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
         pieces = []
-        for start, end in pairwise(self._cu_seqlens):
-            if start == end:
+        for (start, end), (first, last) in self._documents:
+            if first == last:
                 continue
-            own_keys = [step[start:end].transpose(0, 1) for step in keys]  # [KV, n, D]
-            own_values = [step[start:end].transpose(0, 1) for step in values]  # [KV, n, D]
-            document = query[start:end].transpose(0, 1)  # [A, n, D]
-            attend = _first_step if len(keys) == 1 else _later_step
-            pieces.append(attend(document, own_keys, own_values).transpose(0, 1))
-        padding = len(query) - self._cu_seqlens[-1]
-        if padding or not pieces:
-            pieces.append(query.new_zeros((padding, *query.shape[1:])))
+            future = torch.arange(start, end, device=query.device) > self._rows[first:last, None]
+            pieces.append(
+                _attend_document(
+                    query[first:last].transpose(0, 1),
+                    [keys[0][start:end].transpose(0, 1), *_rows_of(keys[1:], first, last)],
+                    [values[0][start:end].transpose(0, 1), *_rows_of(values[1:], first, last)],
+                    future,
+                ).transpose(0, 1)
+            )
+        pieces.append(query.new_zeros((len(query) - sum(map(len, pieces)), *query.shape[1:])))
         return torch.cat(pieces)
+
+
+def _rows_of(steps: Sequence[Tensor], first: int, last: int) -> list[Tensor]:
+    return [step[first:last].transpose(0, 1) for step in steps]
 
 
 class FlexAttention:
     """A fused kernel over step 0's keys, in blocks that the documents' mask leaves over."""
 
-    def __init__(self, document_ids: Tensor, *, compile: bool) -> None:  # noqa: A002
+    def __init__(
+        self,
+        document_ids: Tensor,
+        rows: Tensor,
+        *,
+        compile: bool,  # noqa: A002
+    ) -> None:
         """Make the mask of a pack, once for all its steps.
 
         Args:
             document_ids: `[T]`, one number a document in ascending order of rows; padding
                 attends to padding, so that its rows stay finite.
+            rows: `[R]` int64 ascending, the queries' places in the pack.
             compile: compile the joining too. The kernel itself exists compiled only; without
                 CUDA torch puts dense arithmetic in its place.
         """
 
-        self._mask = document_mask(document_ids)
+        self._mask = document_mask(document_ids, rows)
         self._attend = compiled(flex_attention, document_ids.is_cuda)
         self._join = compiled(join_diagonals, compile)
 
@@ -104,42 +122,51 @@ class FlexAttention:
             return_aux=AuxRequest(lse=True),
         )
         attended, aux = found
-        rows: Tensor = attended[0].transpose(0, 1)  # [T, A, D]
+        first: Tensor = attended[0].transpose(0, 1)  # [R, A, D]
         if len(keys) == 1:
-            return rows
-        joined: Tensor = self._join(query, rows, aux.lse[0].T, list(keys[1:]), list(values[1:]))
+            return first
+        joined: Tensor = self._join(query, first, aux.lse[0].T, list(keys[1:]), list(values[1:]))
         return joined
 
 
-def document_mask(document_ids: Tensor) -> BlockMask:
+def document_mask(document_ids: Tensor, rows: Tensor) -> BlockMask:
     """The causal mask within documents, block by block.
 
-    torch's own way looks at every pair of rows to find the blocks; with documents in ascending
-    order the first and the last row of each block say as much.
+    torch's own way looks at every pair of a query and a key to find the blocks; with documents
+    in ascending order the first and the last row of each block say as much.
 
     Args:
         document_ids: `[T]`, ascending, then -1 for padding.
+        rows: `[R]` int64 ascending, the queries' places in the pack.
     """
-    length, device = len(document_ids), document_ids.device
-    ordered = torch.where(document_ids >= 0, document_ids, document_ids.max() + 1)
+    length = len(document_ids)
+    documents = torch.where(document_ids >= 0, document_ids, document_ids.max() + 1)
 
     def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & (ordered[key] == ordered[query])
+        return (key <= rows[query]) & (documents[key] == documents[rows[query]])
 
-    starts = torch.arange(0, length, BLOCK, device=device)
-    first, last = ordered[starts], ordered[(starts + BLOCK - 1).clamp(max=length - 1)]
-    earlier = starts[None] < starts[:, None]  # [query block, key block]
-    touching = (starts[None] <= starts[:, None]) & (last[None] >= first[:, None])
-    complete = (starts + BLOCK <= length)[:, None]
-    # One document from the one block to the other.
-    whole = earlier & complete & (first[None] == last[:, None])
+    key_first, key_last = _block_ends(length, document_ids.device)
+    first_query, last_query = _block_ends(len(rows), document_ids.device)
+    first_row, last_row = rows[first_query][:, None], rows[last_query][:, None]
+    # [query block, key block]: does any query see any key, and does each see all?
+    touching = (key_first <= last_row) & (documents[key_last] >= documents[first_row])
+    whole = (key_last <= first_row) & (documents[key_first] == documents[last_row])
+    complete = (last_query - first_query + 1 == BLOCK)[:, None] & (
+        key_last - key_first + 1 == BLOCK
+    )
     return BlockMask.from_kv_blocks(
-        *_block_list(touching & ~whole),
-        *_block_list(whole),
+        *_block_list(touching & ~(whole & complete)),
+        *_block_list(whole & complete),
         BLOCK_SIZE=BLOCK,
         mask_mod=visible,
-        seq_lengths=(length, length),
+        seq_lengths=(len(rows), length),
     )
+
+
+def _block_ends(length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The first and the last row of each block, `[blocks]` each."""
+    first = torch.arange(0, length, BLOCK, device=device)
+    return first, (first + BLOCK - 1).clamp(max=length - 1)
 
 
 def _block_list(chosen: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,19 +181,19 @@ def join_diagonals(
     """Add one key a row and step to an attention that was done without them.
 
     Args:
-        query: `[T, A, D]`, rotated.
-        attended: `[T, A, D]`, the result without the added keys.
-        log_sums: `[T, A]` float32, log-sum-exp of the scores behind it.
-        keys: `[T, KV, D]` each; row t is seen by query t only.
-        values: `[T, KV, D]` each.
+        query: `[R, A, D]`, rotated.
+        attended: `[R, A, D]`, the result without the added keys.
+        log_sums: `[R, A]` float32, log-sum-exp of the scores behind it.
+        keys: `[R, KV, D]` each; a row is seen by the query of the same row only.
+        values: `[R, KV, D]` each.
 
     Returns:
-        `[T, A, D]`.
+        `[R, A, D]`.
     """
     rows, heads, size = query.shape
     by_key_head = (rows, keys[0].shape[1], -1)
-    grouped = query.view(*by_key_head, size).float() * size**-0.5  # [T, KV, A/KV, D]
-    own = [(grouped * key.float()[:, :, None]).sum(-1) for key in keys]  # [T, KV, A/KV] each
+    grouped = query.view(*by_key_head, size).float() * size**-0.5  # [R, KV, A/KV, D]
+    own = [(grouped * key.float()[:, :, None]).sum(-1) for key in keys]  # [R, KV, A/KV] each
     weights = torch.stack([log_sums.reshape(by_key_head), *own], dim=-1).softmax(-1)
     joined = weights[..., :1] * attended.reshape(*by_key_head, size).float()
     for step, value in enumerate(values, start=1):
@@ -174,22 +201,31 @@ def join_diagonals(
     return joined.view(rows, heads, size).to(query.dtype)
 
 
-def _first_step(query: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-    """Plain causal attention; `[A, n, D]`."""
-    return F.scaled_dot_product_attention(
-        query[None], keys[0][None], values[0][None], is_causal=True, enable_gqa=True
-    )[0]
+def _attend_document(
+    query: Tensor, keys: list[Tensor], values: list[Tensor], future: Tensor
+) -> Tensor:
+    """One softmax over step 0's scores and the later steps' own scores.
 
+    Args:
+        query: `[A, r, D]`.
+        keys: `[KV, n, D]` of step 0, then `[KV, r, D]` each.
+        values: likewise.
+        future: `[r, n]` bool, the keys of step 0 that a query must not see.
 
-def _later_step(query: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-    """One softmax over step 0's causal scores and the later steps' own scores; `[A, n, D]`."""
-    heads, length, size = query.shape
-    grouped = query.view(len(keys[0]), -1, length, size) * size**-0.5  # [KV, A/KV, n, D]
-    scores = (grouped @ keys[0][:, None].transpose(-1, -2)).float()  # [KV, A/KV, n, n]
-    future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+    Returns:
+        `[A, r, D]`.
+    """
+    if len(keys) == 1:
+        return F.scaled_dot_product_attention(
+            query[None], keys[0][None], values[0][None], attn_mask=~future, enable_gqa=True
+        )[0]
+    heads, rows, size = query.shape
+    length = future.shape[1]
+    grouped = query.view(len(keys[0]), -1, rows, size) * size**-0.5  # [KV, A/KV, r, D]
+    scores = (grouped @ keys[0][:, None].transpose(-1, -2)).float()  # [KV, A/KV, r, n]
     own = [(grouped.float() * key[:, None].float()).sum(-1, keepdim=True) for key in keys[1:]]
     weights = torch.cat([scores.masked_fill(future, -torch.inf), *own], dim=-1).softmax(-1)
     attended = weights[..., :length].to(query.dtype) @ values[0][:, None]
     for step, value in enumerate(values[1:]):
         attended = attended + weights[..., length + step, None].to(query.dtype) * value[:, None]
-    return attended.reshape(heads, length, size)
+    return attended.reshape(heads, rows, size)

@@ -114,7 +114,7 @@ class Learner:
         """One step of the optimiser over one or more packs.
 
         Args:
-            packs: in host memory.
+            packs: wherever the loader put them.
             rate: learning rate.
 
         Returns:

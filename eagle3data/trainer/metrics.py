@@ -128,7 +128,7 @@ def _rate(total: float, count: float) -> float:
 
 def _chained(pairs: Pairs, right: Tensor) -> Tensor:
     """`[P]` bool: the base position was kept and right at every step before the pair's."""
-    grid = torch.zeros(len(pairs.counts), pairs.rows, dtype=torch.bool, device=right.device)
+    grid = torch.zeros(len(pairs.counts), pairs.length, dtype=torch.bool, device=right.device)
     grid[pairs.step, pairs.base] = right
     so_far = grid.cumprod(0).bool()  # right at this step and at all before it
     before = torch.cat([torch.ones_like(so_far[:1]), so_far[:-1]])

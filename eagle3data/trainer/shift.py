@@ -93,12 +93,10 @@ def shift(
     )
 
 
-def shift_rows(rows: Tensor, step: int) -> Tensor:
-    """What belongs to the token input of every base position at a step: `rows[t+1+s]`.
+def token_positions(base: Tensor, step: int) -> Tensor:
+    """Where the token input of base positions lies at a step: t+1+s, as in `ShiftedStep`.
 
-    For rows `[T, ...]` computed a token, as `ShiftedStep.token_ids` is for the ids themselves.
-    Past a document's end the result is another document's row or zero: no (t, s) there is kept,
-    and no kept one sees it.
+    For what is computed once a token and used at every step. Positions may pass a document's
+    end, and the pack's by at most `step + 1`: no (t, s) there is kept, and no kept one sees it.
     """
-    ahead = min(1 + step, len(rows))
-    return torch.cat([rows[ahead:], rows.new_zeros((ahead, *rows.shape[1:]))])
+    return base + 1 + step

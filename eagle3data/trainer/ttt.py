@@ -7,7 +7,7 @@ tokens stay the real ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,8 @@ from eagle3data.trainer.attention import Attention, FlexAttention, PlainAttentio
 from eagle3data.trainer.compiling import compiled
 from eagle3data.trainer.draft import AUX_STATES, Draft
 from eagle3data.trainer.layer import LayerWeights, finish, project
-from eagle3data.trainer.shift import MaskAlignment, shift, shift_rows
+from eagle3data.trainer.rows import take
+from eagle3data.trainer.shift import MaskAlignment, shift, token_positions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +43,10 @@ class Speed:
     checkpoint: bool = False
 
 
+ROWS_MULTIPLE = 128
+"""Base positions are computed in a multiple of this, so that few shapes come up."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
     """The kept pairs (base position t, step s) of a pack: step 0's first, t ascending in each.
@@ -52,7 +57,10 @@ class Pairs:
         counts: how many of each step.
         positions: `[K]` int64 ascending, where the target is asked: t+1+s of some pair.
         teacher_rows: `[P]` int64, each pair's place in `positions`.
-        rows: T, of the pack.
+        rows: `[R]` int64 ascending, the base positions that are unrolled: those of the pairs,
+            and some more to fill R up. A prompt's positions only give keys and values at step 0.
+        base_rows: `[P]` int64, each pair's place in `rows`.
+        length: T, of the pack.
     """
 
     base: Tensor
@@ -60,7 +68,9 @@ class Pairs:
     counts: list[int]
     positions: Tensor
     teacher_rows: Tensor
-    rows: int
+    rows: Tensor
+    base_rows: Tensor
+    length: int
 
     def to(self, device: torch.device | str) -> Pairs:
         """The same pairs on a device."""
@@ -70,37 +80,55 @@ class Pairs:
             step=self.step.to(device, non_blocking=True),
             positions=self.positions.to(device, non_blocking=True),
             teacher_rows=self.teacher_rows.to(device, non_blocking=True),
+            rows=self.rows.to(device, non_blocking=True),
+            base_rows=self.base_rows.to(device, non_blocking=True),
         )
 
 
 def find_pairs(batch: Batch, steps: int, alignment: MaskAlignment) -> Pairs:
-    """What of a pack is trained on. Cheap, and done on the host: counts are known at once."""
+    """What of a pack is trained on, in host memory.
+
+    Counted on the host, from a copy of the small tensors: on a GPU each step's count would wait
+    for it.
+    """
+    input_ids, loss_mask = batch.input_ids.cpu(), batch.loss_mask.cpu()
+    position_ids, document_ids = batch.position_ids.cpu(), batch.document_ids.cpu()
     bases, teachers = [], []
     for step in range(steps):
         view = shift(
-            input_ids=batch.input_ids,
-            loss_mask=batch.loss_mask,
-            position_ids=batch.position_ids,
-            document_ids=batch.document_ids,
+            input_ids=input_ids,
+            loss_mask=loss_mask,
+            position_ids=position_ids,
+            document_ids=document_ids,
             step=step,
             alignment=alignment,
         )
         bases.append(view.keep.nonzero()[:, 0])
         teachers.append(view.teacher_positions[bases[-1]])
     counts = [len(base) for base in bases]
-    positions, teacher_rows = torch.unique(torch.cat(teachers), return_inverse=True)
     base = torch.cat(bases)
-    step_of = torch.arange(steps, device=base.device).repeat_interleave(
-        torch.tensor(counts, device=base.device)
-    )
+    positions, teacher_rows = torch.unique(torch.cat(teachers), return_inverse=True)
+    rows = _filled_up(torch.unique(base), len(input_ids))
     return Pairs(
         base=base,
-        step=step_of,
+        step=torch.arange(steps).repeat_interleave(torch.tensor(counts)),
         counts=counts,
         positions=positions,
         teacher_rows=teacher_rows,
-        rows=len(batch.input_ids),
+        rows=rows,
+        base_rows=torch.searchsorted(rows, base),
+        length=len(input_ids),
     )
+
+
+def _filled_up(rows: Tensor, length: int) -> Tensor:
+    """The rows, and as many others as make a multiple of `ROWS_MULTIPLE`; ascending, never none."""
+    wanted = max(1, math.ceil(len(rows) / ROWS_MULTIPLE)) * ROWS_MULTIPLE
+    chosen = torch.zeros(length, dtype=torch.bool)
+    chosen[rows] = True
+    others = (~chosen).nonzero()[:, 0]
+    chosen[others[: wanted - len(rows)]] = True
+    return chosen.nonzero()[:, 0]
 
 
 def unroll(draft: Draft, batch: Batch, pairs: Pairs, speed: Speed) -> Tensor:
@@ -117,50 +145,73 @@ def unroll(draft: Draft, batch: Batch, pairs: Pairs, speed: Speed) -> Tensor:
     """
     weights = draft.midlayer.weights(speed.dtype)
     embedded = draft.embed(batch.input_ids, weights)
+    past_the_end = embedded.new_zeros((len(pairs.counts), embedded.shape[1]))
+    pack = _Pack(
+        draft=draft,
+        weights=weights,
+        embedded=torch.cat([embedded, past_the_end]),
+        positions=batch.position_ids,
+        rows=pairs.rows,
+        attend=_attention(batch, pairs, speed),
+        speed=speed,
+    )
     hidden = draft.fuse(batch.hidden_states[:AUX_STATES], speed.dtype)
-    attend = _attention(batch, speed)
     keys: list[Tensor] = []
     values: list[Tensor] = []
     kept = []
-    for step, base in enumerate(pairs.base.split_with_sizes(pairs.counts)):
-        rotary = draft.rotary(batch.position_ids + step)
-        arguments = (draft, hidden, embedded, step, rotary, weights, attend, speed.compile)
-        earlier = (tuple(keys), tuple(values))
+    for step, base in enumerate(pairs.base_rows.split_with_sizes(pairs.counts)):
+        arguments = (hidden, step, tuple(keys), tuple(values))
         if speed.checkpoint and torch.is_grad_enabled():
             hidden, key, value = checkpoint(
-                _one_step, *arguments, *earlier, use_reentrant=False, preserve_rng_state=False
+                pack.one_step, *arguments, use_reentrant=False, preserve_rng_state=False
             )
         else:
-            hidden, key, value = _one_step(*arguments, *earlier)
+            hidden, key, value = pack.one_step(*arguments)
         keys.append(key)
         values.append(value)
-        kept.append(hidden.index_select(0, base))
+        kept.append(take(hidden, base))
     return torch.cat(kept)
 
 
-def _one_step(
-    draft: Draft,
-    hidden: Tensor,
-    embedded: Tensor,
-    step: int,
-    rotary: tuple[Tensor, Tensor],
-    weights: LayerWeights,
-    attend: Attention,
-    compile_it: bool,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """States `[T, H]` to those of the next step; also this step's keys and values `[T, KV, D]`."""
-    added = shift_rows(embedded, step)
-    normed, query, key, value = compiled(project, compile_it)(
-        hidden, added, rotary, weights, draft.sizes
-    )
-    attended = attend(query, [*keys, key], [*values, value])
-    residual = normed if draft.config.norm_before_residual else hidden
-    return compiled(finish, compile_it)(residual, attended, weights, draft.sizes), key, value
+@dataclass(frozen=True, kw_only=True)
+class _Pack:
+    """What the steps of a pack share."""
+
+    draft: Draft
+    weights: LayerWeights
+    embedded: Tensor  # [T + steps, (A + 2 KV) D]
+    positions: Tensor  # [T]
+    rows: Tensor  # [R]
+    attend: Attention
+    speed: Speed
+
+    def one_step(
+        self, hidden: Tensor, step: int, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Hidden inputs to the states `[R, H]` that come next; also the step's keys and values.
+
+        The inputs, keys and values are of all T base positions at step 0, of the R later.
+        """
+        draft = self.draft
+        base = self.rows if step else torch.arange(len(hidden), device=hidden.device)
+        normed, query, key, value = compiled(project, self.speed.compile)(
+            hidden,
+            take(self.embedded, token_positions(base, step)),
+            draft.rotary(self.positions[base] + step),
+            self.weights,
+            draft.sizes,
+        )
+        residual = normed if draft.config.norm_before_residual else hidden
+        if step == 0:
+            query, residual = take(query, self.rows), take(residual, self.rows)
+        attended = self.attend(query, [*keys, key], [*values, value])
+        states: Tensor = compiled(finish, self.speed.compile)(
+            residual, attended, self.weights, draft.sizes
+        )
+        return states, key, value
 
 
-def _attention(batch: Batch, speed: Speed) -> Attention:
+def _attention(batch: Batch, pairs: Pairs, speed: Speed) -> Attention:
     if speed.flex:
-        return FlexAttention(batch.document_ids, compile=speed.compile)
-    return PlainAttention(batch.cu_seqlens.tolist())
+        return FlexAttention(batch.document_ids, pairs.rows, compile=speed.compile)
+    return PlainAttention(batch.cu_seqlens.tolist(), pairs.rows)

@@ -236,7 +236,9 @@ PAPER_PAIRS = Pairs(
     counts=[1],
     positions=torch.tensor([1]),
     teacher_rows=torch.tensor([0]),
-    rows=2,
+    rows=torch.arange(2),
+    base_rows=torch.tensor([0]),
+    length=2,
 )
 
 
@@ -255,7 +257,9 @@ def test_a_position_once_wrong_is_out_of_the_chain() -> None:
         counts=[2, 2, 2],
         positions=torch.tensor([1]),
         teacher_rows=torch.zeros(6, dtype=torch.int64),
-        rows=2,
+        rows=torch.arange(2),
+        base_rows=torch.tensor([0, 1] * 3),
+        length=2,
     )
     guesses = [wanted, other, wanted, wanted, wanted, other]
     metrics = Metrics([1.0] * 3)

@@ -10,6 +10,7 @@ import torch
 from torch.nn.attention import flex_attention
 
 from eagle3data.readers.batch import Batch
+from eagle3data.trainer import ttt
 from eagle3data.trainer.attention import document_mask
 from eagle3data.trainer.draft import Draft
 from eagle3data.trainer.shift import MaskAlignment
@@ -102,12 +103,18 @@ def gradients(draft: Draft, logits: list[Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
+def every_row_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No base position is unrolled that nothing is learned from."""
+    monkeypatch.setattr(ttt, "ROWS_MULTIPLE", 1)
+
+
+@pytest.fixture
 def flex_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch refuses flex attention's gradients on a CPU, though its dense stand-in has them."""
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
 
 
-@pytest.mark.usefixtures("flex_gradients")
+@pytest.mark.usefixtures("flex_gradients", "every_row_counts")
 @pytest.mark.parametrize("norm_before_residual", [False, True])
 @pytest.mark.parametrize(
     "speed",
@@ -131,7 +138,7 @@ def test_equals_the_naive_loop(norm_before_residual: bool, speed: dict[str, bool
         torch.testing.assert_close(found_gradients[name], gradient, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.usefixtures("flex_gradients")
+@pytest.mark.usefixtures("flex_gradients", "every_row_counts")
 @pytest.mark.parametrize("flex", [False, True])
 def test_packed_equals_unpacked(flex: bool) -> None:
     draft = small.draft()
@@ -151,14 +158,49 @@ def test_packed_equals_unpacked(flex: bool) -> None:
     ("lengths", "rows"),
     [([300], 300), ([128, 128, 44], 384), ([5, 400, 1, 1, 200], 640), ([10], 700)],
 )
-def test_the_block_mask_is_torchs_own(lengths: list[int], rows: int) -> None:
+@pytest.mark.parametrize("skip", [0, 1])
+def test_the_block_mask_is_torchs_own(lengths: list[int], rows: int, skip: int) -> None:
     documents = torch.full((rows,), -1, dtype=torch.int32)
     documents[: sum(lengths)] = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-    mine = document_mask(documents)
-    own = flex_attention.create_block_mask(mine.mask_mod, None, None, rows, rows, device="cpu")
+    chosen = torch.arange(rows)[:: 1 + skip]
+    mine = document_mask(documents, chosen)
+    own = flex_attention.create_block_mask(
+        mine.mask_mod, None, None, len(chosen), rows, device="cpu"
+    )
     assert torch.equal(mine.to_dense(), own.to_dense())
     for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
         assert torch.equal(getattr(mine, name), getattr(own, name)), name
+
+
+def test_prompts_are_not_unrolled(every_row_counts: None) -> None:
+    """Positions before the last prompt token feed no kept pair; the result is the same."""
+    draft = small.draft()
+    batch = small.pack([20, 14], budget=40)
+    batch.loss_mask[:] = 0
+    batch.loss_mask[15:20] = batch.loss_mask[30:33] = 1
+    pairs = pairs_of(batch)
+    assert pairs.rows.tolist() == [*range(11, 19), *range(26, 32)]
+    assert pairs.rows[pairs.base_rows].tolist() == pairs.base.tolist()
+    naive = naive_logits(draft, batch)
+    bases = pairs.base.split_with_sizes(pairs.counts)
+    for number, (found, base) in enumerate(zip(logits(draft, batch), bases, strict=True)):
+        torch.testing.assert_close(found, naive[number][base], rtol=1e-4, atol=1e-4)
+
+
+def test_rows_come_in_multiples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ttt, "ROWS_MULTIPLE", 8)
+    batch = small.pack([20, 14], budget=40)
+    batch.loss_mask[:] = 0
+    batch.loss_mask[30:33] = 1
+    rows = pairs_of(batch).rows
+    assert len(rows) == 8
+    assert {*range(26, 32)} < set(rows.tolist())
+    assert rows.diff().min() > 0
+    batch.loss_mask[:] = 0
+    assert len(pairs_of(batch).rows) == 8
+    batch.loss_mask[:] = 1
+    assert rows.diff().min() > 0
+    assert len(pairs_of(batch).rows) == 32
 
 
 def test_bfloat16_products_leave_float32_gradients() -> None:
