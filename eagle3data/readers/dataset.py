@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
-from eagle3data.readers.index import read_index
+from eagle3data.readers.index import Index, read_index, read_index_of
 from eagle3data.readers.sample_cache import ChunkReader, SampleCache
 from eagle3data.schema.digest import json_digest
 from eagle3data.schema.errors import CorruptionError, InputError
@@ -63,13 +64,34 @@ class Dataset:
         self.root = root
         self.url = root.url
         self.manifest = layout.read_manifest(root)
-        found = read_index(root)
-        self.index, self.generation, self.hidden = found.rows, found.generation, found.hidden
         self._axis = self.manifest.storage.axis
-        self._offsets: npt.NDArray[np.int64] = self.index["token_offset"].to_numpy()
-        self._lengths: npt.NDArray[np.int32] = self.index["length"].to_numpy()
+        self._show(read_index(root))
         self.shard_reader = lru_cache(maxsize=_OPEN_SHARDS)(self._open_shard)
         self.cache = self._open_cache(cache, cache_bytes)
+
+    def _show(self, found: Index) -> None:
+        self.index, self.generation, self.hidden = found.rows, found.generation, found.hidden
+        self._offsets: npt.NDArray[np.int64] = self.index["token_offset"].to_numpy()
+        self._lengths: npt.NDArray[np.int32] = self.index["length"].to_numpy()
+
+    def of_shards(self, groups: Sequence[Sequence[int]]) -> list[Dataset]:
+        """The set as if only some shards were committed, once for each group; read anew.
+
+        They have no cache: what one holds is of samples of the whole set.
+
+        Args:
+            groups: shards of each; they may have been committed since this was opened.
+
+        Raises:
+            CorruptionError: an index part that is gone or can't be read.
+        """
+        parts = []
+        for found in read_index_of(self.root, groups):
+            part = copy.copy(self)
+            part._show(found)
+            part.cache = None
+            parts.append(part)
+        return parts
 
     def __repr__(self) -> str:
         return f"<Dataset {self.url}: {len(self)} samples, {self.tokens} tokens>"

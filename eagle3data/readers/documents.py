@@ -47,6 +47,10 @@ class Documents:
         self.manifest = manifest
         self._budget = token_budget
         self._may_split = over_budget == "split"
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all of them."""
         self.sets: list[Dataset] = []
         self._set = np.empty(0, np.int32)
         self._row = np.empty(0, np.int64)

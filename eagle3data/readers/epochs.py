@@ -1,4 +1,4 @@
-"""The global list of packs, epoch by epoch: what every rank agrees on without talking."""
+"""The global list of packs, epoch by epoch: what every rank knows by itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from eagle3data.readers.documents import Documents
 from eagle3data.readers.mixing import dealt, draws
-from eagle3data.readers.order import ROUND_SEEDS, Shuffle, derived_seed, epoch_order, shard_order
+from eagle3data.readers.order import Shuffle, epoch_order, shard_order
 from eagle3data.readers.packing import PackPlan
 from eagle3data.readers.plan_cache import PlanCache
 
@@ -26,6 +26,7 @@ class Epochs:
         seed: int,
         shuffle: Shuffle,
         weights: Sequence[float] | None,
+        stream: str,
     ) -> None:
         """Nothing is planned yet.
 
@@ -36,16 +37,19 @@ class Epochs:
             seed: of the order.
             shuffle: how the order is made.
             weights: of the sets; without them each document comes once an epoch.
+            stream: digest of all that plans depend on but the epoch.
         """
         self._documents, self._numbers = documents, numbers
         self._budget, self._seed, self._shuffle = token_budget, seed, shuffle
+        self._stream = stream
         self._draws = None
         if weights is not None:
             tokens = [int(self._lengths(each).sum()) for each in numbers]
             self._draws = draws(weights, [len(each) for each in numbers], tokens)
 
-    def plan(self, epoch: int, cache: PlanCache) -> PackPlan:
+    def plan(self, epoch: int) -> PackPlan:
         """The packs of an epoch."""
+        cache = PlanCache(self._stream + self.parts_digest, len(self._documents))
         known = cache.load(epoch)
         if known is not None:
             return PackPlan.made(known)
@@ -56,11 +60,26 @@ class Epochs:
             keep=lambda packs: cache.store(epoch, packs),
         )
 
-    def extend(self, plan: PackPlan, numbers: range, round_: int) -> None:
-        """Add what a round of a growing set brought, in an order of its own."""
-        documents = np.arange(numbers.start, numbers.stop)
-        seed = derived_seed(self._seed, ROUND_SEEDS + round_)
-        plan.add(*self._in_order(documents, np.zeros_like(documents), seed, 0))
+    def grow(self, plan: PackPlan) -> bool:
+        """Wait for what comes after all that is known; false if nothing does."""
+        return not plan.is_closed
+
+    @property
+    def parts(self) -> str:
+        """What was seen of a growing set; nothing otherwise."""
+        return ""
+
+    @property
+    def parts_digest(self) -> str:
+        """Digest of the rows that `parts` stands for."""
+        return ""
+
+    def restore(self, parts: str, digest: str) -> None:
+        """Take what was seen of a growing set from a state.
+
+        Raises:
+            MismatchError: it is not what is there.
+        """
 
     def _coming(self, epoch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """What comes in an epoch, set by set, and how often its set has been dealt before."""

@@ -10,11 +10,14 @@ from itertools import groupby
 import numpy as np
 import pyarrow as pa
 
+from eagle3data.schema.errors import CorruptionError
 from eagle3data.schema.index import INDEX_SCHEMA
 from eagle3data.storage.committed import read_committed
-from eagle3data.storage.gathered import Parts, Piece
+from eagle3data.storage.gathered import Parts, Piece, read_parts
 from eagle3data.storage.root import Root
 from eagle3data.storage.tombstones import Tombstone, list_tombstones, sample_key
+
+_FEW_PARTS = 64
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,57 @@ def read_index(root: Root) -> Index:
         generation=_generation(pieces, tombstones),
         hidden=committed - rows.num_rows,
     )
+
+
+def read_index_of(root: Root, groups: Sequence[Sequence[int]]) -> list[Index]:
+    """The index of each group of shards, as if no others were committed.
+
+    Args:
+        root: of the data set.
+        groups: shards of each; may be many groups, of one shard or of thousands.
+
+    Raises:
+        CorruptionError: a part that is gone, truncated or not as it was committed.
+    """
+    wanted = sorted({shard for group in groups for shard in group})
+    # Of many, most are in a gathered file, which is mapped and not read.
+    few = len(wanted) <= _FEW_PARTS
+    pieces = list(read_parts(root, wanted)) if few else read_committed(root)
+    tombstones = list_tombstones(root)
+    return [_index_of(root, pieces, tombstones, sorted(group)) for group in groups]
+
+
+def _index_of(
+    root: Root, pieces: Sequence[Piece], tombstones: Sequence[Tombstone], shards: Sequence[int]
+) -> Index:
+    held = [part for piece in pieces for part in _parts_of(piece, shards)]
+    gone = set(shards).difference(*(part.parts.shards.tolist() for part in held))
+    if gone:
+        raise CorruptionError(
+            "object_missing",
+            f"the index part of shard {min(gone)} is gone, which had been committed",
+            url=root.url,
+            shard=min(gone),
+        )
+    hiding = [tombstone for tombstone in tombstones if tombstone.shard in set(shards)]
+    visible = [rows for part in held for rows in _visible(part, hiding)]
+    rows = pa.concat_tables([INDEX_SCHEMA.empty_table(), *visible])
+    return Index(
+        rows=_in_token_order(rows),
+        generation=_generation(held, hiding),
+        hidden=sum(part.rows.num_rows for part in held) - rows.num_rows,
+    )
+
+
+def _parts_of(piece: Piece, shards: Sequence[int]) -> Iterator[Piece]:
+    """Those parts of a piece that are of some shards, in runs; nothing is copied."""
+    starts = np.append(0, np.cumsum(piece.parts.samples))
+    at = np.flatnonzero(np.isin(piece.parts.shards, shards))
+    for run in np.split(at, np.flatnonzero(np.diff(at) > 1) + 1):
+        if len(run):
+            first, stop = int(run[0]), int(run[-1]) + 1
+            rows = piece.rows.slice(int(starts[first]), int(starts[stop] - starts[first]))
+            yield Piece(rows, piece.parts[first:stop], piece.held)
 
 
 def _visible(piece: Piece, tombstones: Sequence[Tombstone]) -> Iterator[pa.Table]:

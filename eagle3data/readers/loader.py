@@ -24,10 +24,11 @@ from eagle3data.readers.feeding import (
     read_ahead,
 )
 from eagle3data.readers.filling import Reading, Verify
+from eagle3data.readers.growing import GrowingSet
+from eagle3data.readers.growing_epochs import GrowingEpochs
 from eagle3data.readers.mixing import require_weights
 from eagle3data.readers.order import Shuffle, shuffle_named
 from eagle3data.readers.packing import PACKING_VERSION
-from eagle3data.readers.plan_cache import PlanCache
 from eagle3data.readers.ranks import find_ranks, refuse_workers, steps_of
 from eagle3data.readers.selection import Selection, Where
 from eagle3data.readers.stream_state import (
@@ -73,6 +74,8 @@ class StreamingLoader(IterableDataset[Batch]):
         where: Where | None = None,
         over_budget: OverBudget = "refuse",
         shuffle: Shuffle | bool = "global",
+        follow: bool = False,
+        follow_timeout: float = 1800.0,
         verify: Verify | bool = "bytes",
         target: str | None = None,
         revision: str | None = None,
@@ -101,6 +104,9 @@ class StreamingLoader(IterableDataset[Batch]):
                 them into documents of at most the budget.
             shuffle: `global` (or true) permutes samples; `shard` permutes shards, and samples
                 among 16 shards at a time; `none` (or false) keeps the index's order (still packed).
+            follow: the set is still being extracted: epoch 0 goes on with what is committed
+                meanwhile, and ends when all is there.
+            follow_timeout: seconds without a new shard after which `StalledError` is raised.
             verify: how closely every sample is checked as it is read. `bytes` (or true): sizes,
                 every chunk's checksum, and that token ids and mask are the index's. `states`: and
                 that every layer's magnitudes are those that the index states, so that states
@@ -139,17 +145,7 @@ class StreamingLoader(IterableDataset[Batch]):
         self._selection = Selection(split=split, min_length=min_length, where=where)
         self.rank, self.world_size = find_ranks(rank, world_size)
         self.documents = Documents(sets[0].manifest, token_budget, over_budget)
-        numbers = [self.documents.add(one, self._selection.rows_or_refuse(one)) for one in sets]
-        self._epochs = Epochs(
-            self.documents,
-            numbers,
-            token_budget=token_budget,
-            seed=seed,
-            shuffle=self._shuffle,
-            weights=self._weights,
-        )
-        self._fingerprint = self._described()
-        self._cache = PlanCache(json_digest(self._fingerprint), len(self.documents))
+        self._epochs = self._epochs_of(sets, follow_timeout if follow else None)
         if on_error not in {"raise", "skip"}:
             raise InputError(f"on_error is {on_error!r}; expected 'raise' or 'skip'.")
         if prefetch_bytes < 0:
@@ -178,12 +174,57 @@ class StreamingLoader(IterableDataset[Batch]):
         self._iteration = 0
         self._begin_epoch(0)
 
+    def _epochs_of(self, sets: Sequence[Dataset], follow_timeout: float | None) -> Epochs:
+        """What plans the epochs; a timeout is of a set that is followed."""
+        weights, selection = self._weights, self._selection
+        if follow_timeout is None:
+            numbers = [self.documents.add(one, selection.rows_or_refuse(one)) for one in sets]
+            generation = " ".join(one.generation for one in sets)
+            selected = rows_digest(self.documents.selections())
+        else:
+            if len(sets) > 1 or weights is not None:
+                raise InputError("follow=True is for one data set; mix it in when it is finished.")
+            if sets[0].cache is not None:
+                raise InputError(
+                    "follow=True reads past a cache, whose choice of samples is of a finished set; "
+                    "open the data set without one."
+                )
+            generation = f"of growing {sets[0].manifest.identity}"
+            selected = f"split {selection.split}, min_length {selection.min_length}"
+        self._fingerprint: Fingerprint = {
+            "generation": generation,
+            "seed": self._seed,
+            "token_budget": self._budget,
+            "over_budget": self._over_budget,
+            "shuffle": self._shuffle,
+            "weights": "none" if weights is None else " ".join(map(repr, weights)),
+            "selection": selected,
+            "packing_version": PACKING_VERSION,
+        }
+        settings: dict[str, Any] = {
+            "token_budget": self._budget,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "stream": json_digest(self._fingerprint),
+        }
+        if follow_timeout is None:
+            return Epochs(self.documents, numbers, weights=weights, **settings)
+        ranks = self.rank, self.world_size
+        growing = GrowingSet(sets[0], timeout=follow_timeout, ranks=ranks)
+        return GrowingEpochs(growing, selection, self.documents, **settings)
+
     def _begin_epoch(self, epoch: int) -> None:
+        self._packs = self._epochs.plan(epoch)
         self._epoch = epoch
-        self._packs = self._epochs.plan(epoch, self._cache)
 
     def __len__(self) -> int:
-        """Steps of the epoch, the same on every rank."""
+        """Steps of the epoch, the same on every rank.
+
+        Raises:
+            TypeError: the set is followed and not finished, so nobody knows.
+        """
+        if not self._packs.is_closed:
+            raise TypeError("a set that is followed has no length before it is finished")
         return math.ceil(len(self._packs) / self.world_size)
 
     @property
@@ -200,7 +241,11 @@ class StreamingLoader(IterableDataset[Batch]):
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch; a change starts it from its beginning."""
+        """Choose the epoch; a change starts it from its beginning.
+
+        Raises:
+            InputError: a later epoch of a set that is followed and not finished.
+        """
         if epoch != self._epoch:
             self._iteration += 1
             self._consumed = 0
@@ -213,39 +258,51 @@ class StreamingLoader(IterableDataset[Batch]):
             CorruptionError: of a damaged sample, as `on_error` and `max_skipped` say.
             InputError: the position was changed, or another iteration begun, since this one began;
                 or this is a worker process of a `DataLoader`.
+            StalledError: the set is followed, and its extraction has come to a standstill.
         """
         refuse_workers()
         self._iteration += 1
         mine = self._iteration
         self.metrics = FeedMetrics()
-        batches = read_ahead(
-            steps_of(
-                self._packs,
-                self.documents.lengths,
-                rank=self.rank,
-                world_size=self.world_size,
-                start=self._consumed,
-                token_budget=self._budget,
-            ),
-            self._reading,
-            threads=self._threads,
-            prefetch_bytes=self._prefetch_bytes,
-            metrics=self.metrics,
-            skip=self._failures.add,
-            buffers=self._buffers,
-            device=self._copies_to,
-        )
-        for batch in batches:
-            if mine != self._iteration:
-                raise InputError(
-                    "the loader's position was changed, or another iteration of it begun, while "
-                    "this one ran: iterate it once at a time, and start anew after a change."
-                )
+        for batch in self._batches(mine):
+            self._require_current(mine)
             self._consumed = self._end_of_step(self._consumed)
             yield batch
             del batch
         if mine == self._iteration:
             self.set_epoch(self._epoch + 1)
+
+    def _batches(self, mine: int) -> Iterator[Batch]:
+        """The rest of the epoch, with what comes to it while it is consumed."""
+        more = True
+        while more:
+            yield from read_ahead(
+                steps_of(
+                    self._packs,
+                    self.documents.lengths,
+                    rank=self.rank,
+                    world_size=self.world_size,
+                    start=self._consumed,
+                    token_budget=self._budget,
+                ),
+                self._reading,
+                threads=self._threads,
+                prefetch_bytes=self._prefetch_bytes,
+                metrics=self.metrics,
+                skip=self._failures.add,
+                buffers=self._buffers,
+                device=self._copies_to,
+            )
+            if not self._packs.is_closed:
+                self._require_current(mine)
+            more = self._epochs.grow(self._packs)
+
+    def _require_current(self, mine: int) -> None:
+        if mine != self._iteration:
+            raise InputError(
+                "the loader's position was changed, or another iteration of it begun, while "
+                "this one ran: iterate it once at a time, and start anew after a change."
+            )
 
     @cached_property
     def _copies_to(self) -> CudaDevice | None:
@@ -264,19 +321,6 @@ class StreamingLoader(IterableDataset[Batch]):
         """Samples left out so far since their bytes are damaged (`on_error="skip"`)."""
         return self._failures.skipped
 
-    def _described(self) -> Fingerprint:
-        weights = self._weights
-        return {
-            "generation": " ".join(one.generation for one in self.documents.sets),
-            "seed": self._seed,
-            "token_budget": self._budget,
-            "over_budget": self._over_budget,
-            "shuffle": self._shuffle,
-            "weights": "none" if weights is None else " ".join(map(repr, weights)),
-            "selection": rows_digest(self.documents.selections()),
-            "packing_version": PACKING_VERSION,
-        }
-
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands: the same on every rank, and for any world size.
 
@@ -287,8 +331,8 @@ class StreamingLoader(IterableDataset[Batch]):
             self._fingerprint,
             epoch=self._epoch,
             consumed=self._consumed,
-            parts="",
-            parts_digest="",
+            parts=self._epochs.parts,
+            parts_digest=self._epochs.parts_digest,
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -297,9 +341,11 @@ class StreamingLoader(IterableDataset[Batch]):
         Raises:
             MismatchError: the state is of other data sets, generations, seed, budget, selection,
                 weights, shuffle or packing version; the message says which.
+            CorruptionError: an index part that a followed set had is gone or can't be read.
         """
         require_same_stream(state, self._fingerprint)
         self._iteration += 1
+        self._epochs.restore(state["parts"], state["parts_digest"])
         self._begin_epoch(int(state["epoch"]))
         consumed = int(state["consumed"])
         if consumed < 0 or (consumed and self._packs.get(consumed - 1) is None):

@@ -93,6 +93,10 @@ class LostClaimError(Eagle3DataError):
     """Another process took over what this one was working on; nothing of it was committed."""
 
 
+class StalledError(Eagle3DataError):
+    """A set that is followed while it is extracted: nothing was committed for too long."""
+
+
 class EngineError(Eagle3DataError):
     """The engine that runs the target could not start, or stopped in the middle of its work."""
 

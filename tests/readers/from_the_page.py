@@ -106,6 +106,19 @@ class Page:
         return steps
 
 
+def growing_packs(
+    rounds: Sequence[Sequence[Selected]], budget: int, seed: int, shuffle: str = "global"
+) -> list[list[Document]]:
+    """Epoch 0 of a set that was followed, once it is finished."""
+    order: list[Document] = []
+    for number, samples in enumerate(rounds):
+        documents = documents_of([samples], budget)
+        later = [document._replace(number=document.number + len(order)) for document in documents]
+        coming = [(document, 0) for document in later]
+        order += arranged(coming, shuffle, derived(seed, 2**32 + number), 0)
+    return pack(order, budget)
+
+
 def arranged(
     coming: Sequence[tuple[Document, int]], shuffle: str, seed: int, epoch: int
 ) -> list[Document]:
