@@ -75,7 +75,7 @@ def _rows(states: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in states.read_text().splitlines()] if states.exists() else []
 
 
-def _selected(dataset: Dataset, text: str) -> list[list[Selected]]:
+def selected_of_rounds(dataset: Dataset, text: str) -> list[list[Selected]]:
     """The samples of each round of a state, numbered by their rows in the whole index."""
     columns = [dataset.index[name].to_pylist() for name in ("length", "token_offset")]
     rows = list(enumerate(zip(*columns, strict=True)))
@@ -117,7 +117,7 @@ def test_an_extraction_is_followed_by_a_training_that_is_killed(empty: str, tmp_
         dataset.sample_id(row) for row in range(COUNT)
     )
     last = rows[-1]["state"]
-    rounds = _selected(dataset, last["parts"])
+    rounds = selected_of_rounds(dataset, last["parts"])
     assert last["parts"].endswith(".")
     assert len(rounds) > 1, "the extraction was waited for"
     expected = growing_packs(rounds, BUDGET, 3)
