@@ -175,7 +175,9 @@ class Eagle3DataConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         return self._sender.copied() or None, None
 
     def start_load_kv(self, *_: Any, **__: Any) -> None:
-        """Nothing is ever loaded."""
+        """Called as a step begins; nothing is ever loaded."""
+        if self._sender is not None:
+            self._sender.step_begins()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing is ever loaded."""

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from eagle3data.extractor.engines.base import Captured, CaptureSettings, Request
 from eagle3data.extractor.engines.channel import Received, SampleLayout, StateClient
 from eagle3data.extractor.engines.vllm_settings import PARAMS, Doorway
@@ -14,6 +16,7 @@ from eagle3data.schema.errors import EngineError, InputError
 from eagle3data.schema.statistics import LayerStatistics, statistics_of_rows
 
 _BUFFER_BYTES = 2 << 30
+_LARGE_MACHINE_BYTES = 64 << 30
 
 
 @dataclass
@@ -153,8 +156,7 @@ def connect(doorway: Doorway, consumer: str, asked: CaptureSettings) -> StateCli
         bytes.fromhex(doorway.key),
         consumer=consumer,
         dtype=asked.storage_dtype.value,
-        # About a second of an engine's work, or the two longest samples.
-        buffer_bytes=max(_BUFFER_BYTES, 2 * longest.nbytes),
+        buffer_bytes=max(_buffer_bytes(), 2 * longest.nbytes),
     )
     for name, expected in (
         ("layers", list(asked.layers)),
@@ -168,3 +170,9 @@ def connect(doorway: Doorway, consumer: str, asked: CaptureSettings) -> StateCli
                 f"{expected}."
             )
     return client
+
+
+def _buffer_bytes() -> int:
+    """About a second of the fastest engine's states: they lie there for some of its steps."""
+    is_large = psutil.virtual_memory().total >= _LARGE_MACHINE_BYTES
+    return 2 * _BUFFER_BYTES if is_large else _BUFFER_BYTES

@@ -71,6 +71,7 @@ class StateSender:
         self._pages = _Pages(
             cache, block_size, take_rows, len(facts["layers"]), int(facts["hidden_size"])
         )
+        self._behind: torch.cuda.Event | None = None
         self._lanes: dict[str, _Lane] = {}
         self._changed = threading.Condition()
         self._open = 0
@@ -79,8 +80,17 @@ class StateSender:
             settings["address"], bytes.fromhex(settings["key"]), facts, self._welcome, self._part
         )
 
+    def step_begins(self) -> None:
+        """Remember how far the device's work goes: what has finished by now lies in it.
+
+        Copies that waited for the whole step, which may be computed already, would come a step
+        late, and the clients' memory would be taken for as long.
+        """
+        self._behind = self._pages.event()
+
     def begin(self, finished: list[FinishedRequest]) -> None:
         """Issue the copies of what has finished, as far as there is room for them."""
+        behind, self._behind = self._behind or self._pages.event(), None
         with self._changed:
             self._open += len(finished)
             lanes = dict(self._lanes)
@@ -91,7 +101,7 @@ class StateSender:
             else:
                 lane.waiting.append(request)
         for lane in lanes.values():
-            lane.advance()
+            lane.advance(behind)
 
     def wait_for_copy(self) -> None:
         """Let an engine that has nothing else to do not turn in circles."""
@@ -144,8 +154,12 @@ class _Lane:
         self._lock = threading.Lock()
         threading.Thread(target=self._deliver, name="eagle3data-states", daemon=True).start()
 
-    def advance(self) -> None:
-        """Issue copies, oldest first, until the client's memory is full."""
+    def advance(self, behind: torch.cuda.Event | None) -> None:
+        """Issue copies, oldest first, until the client's memory is full.
+
+        Args:
+            behind: work of the device that comes before them.
+        """
         with self._lock:
             while self.waiting:
                 request = self.waiting[0]
@@ -156,9 +170,8 @@ class _Lane:
                     region = self._consumer.reserve(self._pages.layout(request).nbytes)
                     if region is None:
                         return
-                    event = self._pages.copy(
-                        request, region, self._memory, self._dtype, self._stream
-                    )
+                    place = self._pages.place(request, region, self._memory, self._dtype)
+                    event = self._pages.copy(request, place, self._stream, behind)
                     self._issued.put(_Issued(request, region, event))
                 except (RuntimeError, EngineError) as error:
                     self._consumer.fail(f"request {request.request}: {error}")
@@ -167,7 +180,7 @@ class _Lane:
 
     def end(self) -> None:
         """The client has gone: nothing of it is kept."""
-        self.advance()
+        self.advance(None)
         self._issued.put(None)
 
     def _deliver(self) -> None:
@@ -218,24 +231,36 @@ class _Pages:
         """How a request's sample lies in a client's memory."""
         return SampleLayout(self.layers, request.tokens, self.hidden_size)
 
-    def copy(
-        self,
-        request: FinishedRequest,
-        region: Region,
-        memory: torch.Tensor,
-        dtype: torch.dtype,
-        stream: torch.cuda.Stream | None,
-    ) -> torch.cuda.Event | None:
-        """Begin to copy; the event is reached when it is done, at once without CUDA."""
+    def event(self) -> torch.cuda.Event | None:
+        """Reached when the device has done all that it was given so far; None without CUDA."""
+        if not self.cache.is_cuda:
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def place(
+        self, request: FinishedRequest, region: Region, memory: torch.Tensor, dtype: torch.dtype
+    ) -> _Target:
+        """Where a request's sample goes in its client's memory."""
         layout = self.layout(request)
         piece = memory[region.offset : region.offset + layout.nbytes]
         states = piece[: layout.values * 2].view(dtype).view(layout.shape)
         rows = piece[layout.rows_offset :].view(torch.float32).view(2, *layout.shape[:2])
-        target = _Target(states, rows)
-        if stream is None:
+        return _Target(states, rows)
+
+    def copy(
+        self,
+        request: FinishedRequest,
+        target: _Target,
+        stream: torch.cuda.Stream | None,
+        behind: torch.cuda.Event | None,
+    ) -> torch.cuda.Event | None:
+        """Begin to copy; the event is reached when it is done, at once without CUDA."""
+        if stream is None or behind is None:
             self._gather(request, target)
             return None
-        stream.wait_stream(torch.cuda.current_stream(self.device))
+        stream.wait_event(behind)
         with torch.cuda.stream(stream):
             self._gather(request, target)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
