@@ -28,13 +28,20 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.loader import BUDGET, HIDDEN, LAYERS, VOCABULARY, RawCopy, write_samples
-from eagle3data import StreamingLoader, open_dataset
+from eagle3data import DatasetWriter, Sample, StreamingLoader, open_dataset
+from eagle3data.bench.corpus import HIDDEN, LAYERS, MODEL_LAYERS, VOCABULARY
+from eagle3data.bench.loader import TOKENS
+from eagle3data.bench.loaders.base import BUDGET
+from eagle3data.bench.loaders.ours import RawCopy
 from eagle3data.bench.turns import Case, take_turns
 from eagle3data.readers.batch import Batch
+from eagle3data.readers.dataset import Dataset
+from eagle3data.schema.axis import TokenAxis
+from eagle3data.schema.manifest import Manifest
 from eagle3data.trainer.config import load_config
 from eagle3data.trainer.inputs import gather
 from eagle3data.trainer.loop import Run
@@ -63,6 +70,37 @@ class Results:
         """Note figures of a case, and print them."""
         self.figures[name] = figures
         self.tell(f"{name:34} {text}")
+
+
+def write_samples(url: str, nbytes: int, *, hidden: int, vocabulary: int) -> Dataset:
+    """A set of at least `nbytes` of states; no more than a block of them is held in memory."""
+    rng = np.random.default_rng(0)
+    manifest = Manifest.synthetic(
+        hidden_size=hidden,
+        num_hidden_layers=MODEL_LAYERS,
+        vocab_size=vocabulary,
+        layers=LAYERS,
+        axis=TokenAxis(shard_tokens=17_408, chunk_tokens=64),
+    )
+    shortest, longest = TOKENS
+    block = rng.standard_normal((longest * 2, hidden), dtype=np.float32).astype(np.float16)
+    written = number = 0
+    with DatasetWriter.create(url, manifest) as writer:
+        while written < nbytes:
+            length = int(rng.integers(shortest, longest + 1))
+            first = int(rng.integers(0, longest))
+            states = dict.fromkeys(LAYERS, block[first : first + length])
+            writer.append(
+                Sample(
+                    hidden_states=states,
+                    input_ids=rng.integers(0, vocabulary, length),
+                    loss_mask=np.ones(length, np.uint8),
+                    sample_id=f"s{number}",
+                )
+            )
+            written += length * len(LAYERS) * hidden * 2
+            number += 1
+    return open_dataset(url)
 
 
 def synchronize() -> None:

@@ -27,7 +27,7 @@ States = npt.NDArray[np.float16]
 
 
 class Corpus:
-    """Samples of `[4, T, 7168]` float16 states, T from 1,000 to 2,400, one after another.
+    """Samples of `[4, T, 7168]` float16 states, T from 1,000 to 2,400 by default.
 
     Attributes:
         manifest: of the data set that holds them; its shards are of the size that a large set
@@ -37,8 +37,14 @@ class Corpus:
         nbytes: bytes of all states.
     """
 
-    def __init__(self, nbytes: int, codec: str = "none", seed: int = 0) -> None:
-        """Make samples of at least `nbytes` together.
+    def __init__(
+        self,
+        nbytes: int,
+        codec: str = "none",
+        seed: int = 0,
+        tokens: tuple[int, int] = (SHORTEST, LONGEST),
+    ) -> None:
+        """Make samples of at least `nbytes` together, of so many tokens each.
 
         Where that is less than eight samples take, they are made shorter, so that their order
         still means something.
@@ -51,7 +57,7 @@ class Corpus:
                 f"--bytes {nbytes:,} is not between 1 and half of the free memory "
                 f"({available_memory() // 2:,}): the samples are kept in memory."
             )
-        self.lengths = _lengths(nbytes, np.random.default_rng(seed))
+        self.lengths = _lengths(nbytes, np.random.default_rng(seed), tokens)
         axis = choose_axis(self.lengths * 1000, HIDDEN * 2)
         self.manifest = Manifest.synthetic(
             hidden_size=HIDDEN,
@@ -121,10 +127,11 @@ class Corpus:
             yield layer, rows
 
 
-def _lengths(nbytes: int, rng: np.random.Generator) -> list[int]:
-    middle = (SHORTEST + LONGEST) / 2 * TOKEN_BYTES
+def _lengths(nbytes: int, rng: np.random.Generator, tokens: tuple[int, int]) -> list[int]:
+    shortest, longest = tokens
+    middle = (shortest + longest) / 2 * TOKEN_BYTES
     scale = min(1.0, nbytes / (_FEWEST_SAMPLES * middle))
-    low, high = max(1, int(SHORTEST * scale)), max(1, int(LONGEST * scale))
+    low, high = max(1, int(shortest * scale)), max(1, int(longest * scale))
     lengths: list[int] = []
     while sum(lengths) * TOKEN_BYTES < nbytes:
         lengths.append(int(rng.integers(low, high + 1)))

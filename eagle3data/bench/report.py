@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -67,7 +67,7 @@ class Report:
     """All that one run of a benchmark found.
 
     Attributes:
-        what: `reader` or `writer`.
+        what: `reader`, `writer` or `loader`.
         machine: where.
         data: one sentence about the samples.
         nbytes: bytes of all states.
@@ -102,10 +102,7 @@ def section(
     """The rows of timings, then one for each peer that is not installed."""
     named = {timing.case.name: timing for timing in timings}
     notes = {_title(peer, writing): _versions(peer) for peer in peers}
-    rows = [
-        _row(timing, named.get(timing.case.base or ""), notes.get(timing.case.name, ""))
-        for timing in timings
-    ]
+    rows = [row(timing, named, notes.get(timing.case.name, "")) for timing in timings]
     rows += [
         Row(case=_title(peer, writing), checks=peer.checks, note=NOT_INSTALLED)
         for peer in peers
@@ -122,8 +119,9 @@ def _versions(peer: Peer) -> str:
     return ", ".join(f"{name} {version}" for name, version in peer.versions().items())
 
 
-def _row(timing: Timing, base: Timing | None, note: str) -> Row:
-    nbytes = timing.case.nbytes
+def row(timing: Timing, named: Mapping[str, Timing], note: str = "") -> Row:
+    """The row of a case; `named` has the timing of its base."""
+    nbytes, base = timing.case.nbytes, named.get(timing.case.base or "")
     return Row(
         case=timing.case.name,
         checks=timing.case.checks,

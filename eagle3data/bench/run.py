@@ -1,4 +1,4 @@
-"""One run of `bench reader` or `bench writer`: samples, cases, report."""
+"""One run of `bench reader`, `writer` or `loader`: samples, cases, report."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from eagle3data.bench.codec_profiles import (
     codec_table,
 )
 from eagle3data.bench.corpus import HIDDEN, LAYERS, Corpus
+from eagle3data.bench.loaders.base import LoaderPeer
 from eagle3data.bench.machine import Machine, mount_of
 from eagle3data.bench.peers.base import Peer
 from eagle3data.bench.reader import ReaderBench, scratch_below
@@ -81,6 +82,37 @@ def bench_writer(
         with scratch_below(where) as place:
             sections.append(bench_writing(corpus, peers, Path(place), title, rounds, tell))
     return _report("writer", machine, corpus, rounds, sections, [])
+
+
+def bench_loader(
+    *,
+    folder: Path,
+    peers: Sequence[LoaderPeer],
+    nbytes: int,
+    rounds: int,
+    cold: bool,
+    tell: Tell,
+) -> Report:
+    """Measure whole epochs of batches.
+
+    Args:
+        folder: where the samples are written meanwhile.
+        peers: whose loaders else stream them; those that are not installed are listed as such.
+        nbytes: bytes of all samples together, at least.
+        rounds: how often each case runs.
+        cold: with an empty page cache too.
+        tell: told what is being done.
+    """
+    from eagle3data.bench.loader import TOKENS, LoaderBench
+
+    machine = Machine.here(folder)
+    corpus = Corpus(nbytes, tokens=TOKENS)
+    with scratch_below(folder) as place:
+        bench = LoaderBench(corpus, peers, Path(place), machine, tell)
+        sections = [bench.warm(rounds)]
+        if cold:
+            sections.append(bench.cold(rounds))
+    return _report("loader", machine, corpus, rounds, sections, [])
 
 
 def _report(

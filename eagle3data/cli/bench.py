@@ -1,4 +1,4 @@
-"""`eagle3data bench`: reading and writing against the machine's limit and the peers."""
+"""`eagle3data bench`: reading, writing and streaming against the machine's limit and the peers."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class What(StrEnum):
 
     READER = "reader"
     WRITER = "writer"
+    LOADER = "loader"
 
 
 def bench(
@@ -44,7 +45,7 @@ def bench(
         Path, typer.Option(help="Where the samples are written; they are gone afterwards.")
     ] = Path(),
     cold: Annotated[
-        bool, typer.Option("--cold", help="reader: with an empty page cache, too.")
+        bool, typer.Option("--cold", help="reader, loader: with an empty page cache, too.")
     ] = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw the speeds there.")
@@ -54,24 +55,36 @@ def bench(
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Measure reading or writing of samples, as ratios against baselines in the same run.
+    """Measure reading, writing or streaming of samples, as ratios to baselines in the same run.
 
-    Samples are [T, 4, 7168] of 16 bits, read in random order into one reused buffer, or written
-    and made durable. Every reader's bytes are compared with what was written before it is timed.
+    Samples are [T, 4, 7168] of 16 bits, read in random order into one reused buffer, written and
+    made durable, or streamed as batches of 8,192 tokens by our loader and by those of others.
+    What each of them delivers is compared with what was written before it is timed.
 
     Example: eagle3data bench reader ./states --cold --plot reader.png
     """
     from eagle3data.bench import report as reports
+    from eagle3data.bench.loaders import chosen_loaders
     from eagle3data.bench.peers import chosen
-    from eagle3data.bench.run import bench_reader, bench_writer
+    from eagle3data.bench.run import bench_loader, bench_reader, bench_writer
 
     if what is What.WRITER and (url or cold):
         raise InputError("`bench writer` takes no URL and no --cold; it writes to --folder.")
-    chosen_peers = chosen(peers)
-    if what is What.READER:
+    if what is What.LOADER and url:
+        raise InputError("`bench loader` takes no URL; it writes its samples to --folder.")
+    if what is What.LOADER:
+        report = bench_loader(
+            folder=folder,
+            peers=chosen_loaders(peers),
+            nbytes=nbytes,
+            rounds=rounds,
+            cold=cold,
+            tell=_tell,
+        )
+    elif what is What.READER:
         report = bench_reader(
             folder=folder,
-            peers=chosen_peers,
+            peers=chosen(peers),
             nbytes=nbytes,
             rounds=rounds,
             cold=cold,
@@ -80,7 +93,7 @@ def bench(
         )
     else:
         report = bench_writer(
-            folder=folder, peers=chosen_peers, nbytes=nbytes, rounds=rounds, tell=_tell
+            folder=folder, peers=chosen(peers), nbytes=nbytes, rounds=rounds, tell=_tell
         )
     if plot is not None:
         from eagle3data.bench.plot import plot as draw
