@@ -8,10 +8,11 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import (
     Client,
     Connection,
-    Listener,
     answer_challenge,
     deliver_challenge,
 )
+from multiprocessing.util import Finalize
+from pathlib import Path
 
 from eagle3data.schema.errors import EngineError, InputError
 
@@ -19,6 +20,25 @@ UNIX = "unix:"
 TCP = "tcp:"
 _GREETING_SECONDS = 60.0
 _ALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+
+
+class Entrance:
+    """A socket that is listened on.
+
+    A Unix socket's path goes with the process, and may have gone before: multiprocessing's own
+    listener fails then, with a traceback among the last words of an engine.
+    """
+
+    def __init__(self, listening: socket.socket, path: str | None = None) -> None:
+        """For internal use: `listen` makes them."""
+        self._socket = listening
+        if path is not None:
+            Finalize(self, Path(path).unlink, args=(True,), exitpriority=0)
+
+    def accept(self) -> Connection:
+        """Wait for the next who connects."""
+        raw, _ = self._socket.accept()
+        return Connection(raw.detach())
 
 
 def check_address(address: str) -> None:
@@ -30,7 +50,7 @@ def check_address(address: str) -> None:
     _place(address)
 
 
-def listen(address: str) -> Listener:
+def listen(address: str) -> Entrance:
     """Listen; a Unix socket's folder is made where it is missing, for this user alone.
 
     Raises:
@@ -38,7 +58,9 @@ def listen(address: str) -> Listener:
     """
     place = _place(address)
     try:
-        return _listen_in_folder(place) if isinstance(place, str) else Listener(place)
+        if isinstance(place, str):
+            return _listen_in_folder(place)
+        return Entrance(socket.create_server(place))
     except OSError as error:
         raise EngineError(
             f"the connector can't listen at {address}: {error}. If an engine that was started "
@@ -90,15 +112,17 @@ def _place(address: str) -> str | tuple[str, int]:
     return host, int(port)
 
 
-def _listen_in_folder(path: str) -> Listener:
+def _listen_in_folder(path: str) -> Entrance:
     folder = os.path.dirname(path) or "."
     os.makedirs(folder, mode=0o700, exist_ok=True)
     if os.stat(folder).st_uid not in (0, os.getuid()):
         raise PermissionError(f"{folder} belongs to another user")
     _remove_dead_socket(path)
-    listener = Listener(path)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(path)
     os.chmod(path, 0o600)
-    return listener
+    listening.listen()
+    return Entrance(listening, path)
 
 
 def _remove_dead_socket(path: str) -> None:
