@@ -203,7 +203,7 @@ def run_variant(
     settings = [f"train.ttt_steps={arguments.ttt}", f"data.token_budget={arguments.budget}"]
     clock = Clock(device)
     subject = make_subject(arguments, shape, speed)
-    learner = Learner(subject, load_config(None, settings), clock.mark)
+    learner = Learner(subject, load_config(None, settings), mark=clock.mark)
     synchronize(device)
     began = time.perf_counter()
     first = learner.learn([packs[0]], 1e-5)

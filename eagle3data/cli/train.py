@@ -32,7 +32,8 @@ def train(
     Example: eagle3data train states/ --model SmolLM2-135M --out draft/ train.max_steps=200
 
     Settings come from --config and from section.key=value words after the URL; unknown keys
-    are errors. Ctrl-C saves a checkpoint after the step in hand.
+    are errors. Ctrl-C saves a checkpoint after the step in hand. On several GPUs:
+    torchrun --nproc-per-node 8 -m eagle3data.cli.main train states/ --model ...
     """
     from eagle3data.trainer.config import load_config
     from eagle3data.trainer.estimate import estimate
@@ -47,13 +48,16 @@ def train(
     with _Report() as report:
         outcome = run(url, model, out, chosen, revision=revision, report=report)
     if outcome.interrupted:
-        err.print(
-            f"interrupted after step {outcome.summary['steps']} of "
-            f"{outcome.summary['total_steps']}; everything up to it is saved in {out}. Run the "
-            "same command again to continue.",
-            markup=False,
-        )
+        if outcome.is_first:
+            err.print(
+                f"interrupted after step {outcome.summary['steps']} of "
+                f"{outcome.summary['total_steps']}; everything up to it is saved in {out}. Run the "
+                "same command again to continue.",
+                markup=False,
+            )
         raise typer.Exit(130)
+    if not outcome.is_first:
+        return
     print_json(outcome.summary) if json else _print_summary(outcome.summary, out)
 
 

@@ -24,7 +24,7 @@ from eagle3data.trainer.saved import DESCRIPTION, SavedDraft, read_draft, write_
 POINTERS = "checkpoints.json"
 _OPTIMIZER = "optimizer.pt"
 _STATE = "state.json"
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Checkpoint:
     Attributes:
         step: optimiser steps done; the schedule is a function of it.
         draft: float32 parameters, vocabulary, description.
-        optimizer: the optimiser's `state_dict`.
+        optimizer: the optimisers' state by parameter name.
         random: random generator states by device (`cpu`, `cuda`).
         loader: the training loader's `state_dict`.
         identity: what a resuming run must share, `name: value`.

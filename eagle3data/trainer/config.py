@@ -49,10 +49,15 @@ class DataSection(_Section):
 
 
 class OptimizerSection(_Section):
-    """AdamW and its schedule."""
+    """The optimiser and its schedule."""
 
+    name: Literal["adamw", "muon"] = Field(
+        default="adamw",
+        description="muon: for the hidden matrices; lm_head and norms stay AdamW's.",
+    )
     learning_rate: float = Field(default=1e-4, gt=0)
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[float, float] = Field(default=(0.9, 0.95), description="AdamW's.")
+    momentum: float = Field(default=0.95, ge=0, lt=1, description="Muon's.")
     weight_decay: float = Field(default=0.0, ge=0)
     schedule: Literal["cosine", "linear"] = "cosine"
     warmup_share: float = Field(default=0.015, ge=0, lt=1, description="Of all steps.")
@@ -79,6 +84,9 @@ class TrainSection(_Section):
         default="auto",
         description="Dtype of matrix products; auto: bfloat16 where the device is built for it.",
     )
+    parallel: Literal["auto", "none", "ddp", "fsdp2"] = Field(
+        default="auto", description="Over torchrun's processes; auto: ddp if there are several."
+    )
     attention: Literal["auto", "plain", "flex"] = Field(
         default="auto", description="flex: a fused kernel (CUDA); auto: flex where it runs."
     )
@@ -103,13 +111,15 @@ class TrainConfig(_Section):
 
 MAY_CHANGE_ON_RESUME = {
     "data.verify",
+    "train.accumulation",
     "train.attention",
     "train.checkpointing",
     "train.compile",
     "train.eval_every",
+    "train.parallel",
     "train.save_every",
 }
-"""Settings that don't change what is learned, but for rounding."""
+"""Settings that don't change what is learned but for rounding, or stand in for more processes."""
 
 
 def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> TrainConfig:

@@ -102,17 +102,28 @@ class Inputs:
             device=self.device,
         )
 
-    def saved_draft(self) -> SavedDraft:
-        """The draft as it is now (parameters are shared, not copied)."""
+    def saved_draft(self, parameters: dict[str, torch.Tensor]) -> SavedDraft:
+        """The draft with these parameters."""
         return SavedDraft(
-            description=self.description,
-            parameters=dict(self.draft.state_dict()),
-            vocabulary=self.vocabulary,
+            description=self.description, parameters=parameters, vocabulary=self.vocabulary
         )
 
 
-def gather(url: str, model: str, config: TrainConfig, revision: str | None = None) -> Inputs:
+def gather(
+    url: str,
+    model: str,
+    config: TrainConfig,
+    revision: str | None = None,
+    device: torch.device | None = None,
+) -> Inputs:
     """Open the data set, read the target's weights, build the draft.
+
+    Args:
+        url: data set.
+        model: the target, Hugging Face folder or id.
+        config: the run's settings.
+        revision: hub revision of the target.
+        device: this process's, if not what `train.device` says.
 
     Raises:
         InputError: a data set and a model that don't belong together, or settings that can't be.
@@ -121,7 +132,8 @@ def gather(url: str, model: str, config: TrainConfig, revision: str | None = Non
     target, _ = describe_target(model, revision)
     aux_layers = check_dataset(dataset.manifest, target, config.model, url)
     check_splits(dataset, config)
-    device, dtype = choose_device(config.train.device, config.train.autocast)
+    chosen, dtype = choose_device(config.train.device, config.train.autocast)
+    device = device or chosen
     counts = count_tokens(dataset.index, target.vocab_size, config.data.train_split)
     wanted = min(config.model.draft_vocab_size, target.vocab_size)
     vocabulary = VocabularyMap.most_frequent(counts, wanted)

@@ -9,6 +9,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor
 
 from eagle3data.readers.batch import Batch
 from eagle3data.schema.errors import Eagle3DataError
@@ -19,8 +27,13 @@ from eagle3data.trainer.judging import Judged, judge
 from eagle3data.trainer.layer import rms_norm
 from eagle3data.trainer.loss import Loss, step_weights
 from eagle3data.trainer.metrics import Metrics
+from eagle3data.trainer.optim import make_optimizers
+from eagle3data.trainer.parallel import World, accumulating, spread
 from eagle3data.trainer.teacher import Teacher, teach
 from eagle3data.trainer.ttt import Pairs, Speed, find_pairs, unroll
+
+_DRAFT = "draft."
+"""Before a parameter's name within `Lesson`."""
 
 
 class NonFiniteError(Eagle3DataError):
@@ -90,75 +103,124 @@ class Learner:
     """A draft, its optimiser, and what a step does to them."""
 
     def __init__(
-        self, subject: Subject, config: TrainConfig, mark: Callable[[str], None] = lambda _: None
+        self,
+        subject: Subject,
+        config: TrainConfig,
+        *,
+        world: World | None = None,
+        mark: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Prepare; nothing is computed yet.
 
         Args:
             subject: what is learned.
             config: how.
+            world: the processes that learn together; none for this one alone.
             mark: called with the name of each part of a step as its work has been handed out.
         """
         self.subject, self.config, self.mark = subject, config, mark
+        self.world = world or World(device=subject.device)
         self.weights = step_weights(config.train.ttt_steps, config.train.step_decay)
-        self.lesson = Lesson(subject.draft, config.train.loss, subject.speed, mark)
-        self.optimizer = torch.optim.AdamW(
-            subject.draft.parameters(),
-            lr=config.optimizer.learning_rate,
-            betas=config.optimizer.betas,
-            weight_decay=config.optimizer.weight_decay,
-            fused=True,
+        self.lesson = spread(
+            Lesson(subject.draft, config.train.loss, subject.speed, mark), self.world
         )
+        self.optimizers = make_optimizers(subject.draft.named_parameters(), config.optimizer)
 
     def learn(self, packs: list[Batch], rate: float) -> dict[str, Any]:
-        """One step of the optimiser over one or more packs.
+        """One step of the optimiser over one or more packs of every process.
 
         Args:
-            packs: wherever the loader put them.
+            packs: this process's, wherever the loader put them; as many as the others have.
             rate: learning rate.
 
         Returns:
-            `Metrics.rates` of the packs before the step, and `grad_norm`, before clipping.
+            `Metrics.rates` of all packs before the step, `grad_norm`, before clipping, and
+            `tokens`, of all packs.
 
         Raises:
             NonFiniteError: the loss or the gradient is not finite.
         """
         found = [self._pairs(pack) for pack in packs]
-        kept = torch.tensor([pairs.counts for pairs in found], dtype=torch.float64).sum(0)
-        # Each step's loss is its mean over the kept positions of ALL packs.
-        scales = (torch.tensor(self.weights) / kept.clamp(min=1)).float().to(self.subject.device)
+        scales, tokens = self._scales(packs, found)
         metrics = Metrics(self.weights, self.subject.device)
-        for pack, pairs in zip(packs, found, strict=True):
-            loss = self._lesson(pack, pairs, scales, metrics)
-            self.mark("head, loss")
-            torch.autograd.backward(loss)
+        for number, (pack, pairs) in enumerate(zip(packs, found, strict=True), start=1):
+            with accumulating(self.lesson, self.world, last=number == len(packs)):
+                loss = self._lesson(pack, pairs, scales, metrics)
+                self.mark("head, loss")
+                torch.autograd.backward(loss)
             self.mark("backward")
+        norm = self._clip()
+        self.mark("clip")
+        self.world.sum(metrics.sums)
+        rates = metrics.rates()
+        if not (math.isfinite(rates["loss"]) and math.isfinite(norm)):
+            self._forget_gradients()
+            names = self.world.gather([name for pack in packs for name in pack.sample_ids])
+            raise NonFiniteError(
+                f"the loss is {rates['loss']} and the gradient's norm {norm}. The samples of this "
+                f"step are {', '.join(name for own in names for name in own)}"
+            )
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+        self._forget_gradients()
+        self.mark("optimizer")
+        return {**rates, "grad_norm": norm, "tokens": tokens}
+
+    def _scales(self, packs: list[Batch], found: list[Pairs]) -> tuple[torch.Tensor, int]:
+        """Each step's weight in a process's loss, `[steps]` float32; all packs' tokens.
+
+        A step's loss is its mean over the kept positions of ALL packs of ALL processes. DDP and
+        FSDP2 take the mean of the processes' gradients where the sum is due, hence the size.
+        """
+        counts = torch.tensor([pairs.counts for pairs in found], dtype=torch.float64).sum(0)
+        tokens = torch.tensor([sum(pack.tokens for pack in packs)], dtype=torch.float64)
+        totals = self.world.sum(torch.cat([counts, tokens]).to(self.subject.device))
+        weights = torch.tensor(self.weights, dtype=torch.float64, device=totals.device)
+        scales = self.world.size * weights / totals[:-1].clamp(min=1)
+        return scales.float(), int(totals[-1])
+
+    def _clip(self) -> float:
+        """Clip the gradients of all parameters together; their norm before it."""
         norm = nn.utils.clip_grad_norm_(
             self.subject.draft.parameters(), self.config.optimizer.max_grad_norm
         )
-        self.mark("clip")
-        rates = metrics.rates()
-        if not (math.isfinite(rates["loss"]) and bool(norm.isfinite())):
-            self.optimizer.zero_grad(set_to_none=True)
-            raise NonFiniteError(
-                f"the loss is {rates['loss']} and the gradient's norm {float(norm)}. The samples "
-                f"of this step are {', '.join(name for p in packs for name in p.sample_ids)}"
-            )
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.mark("optimizer")
-        return {**rates, "grad_norm": float(norm)}
+        if isinstance(norm, DTensor):  # the shards' norms are still to be joined
+            norm = norm.full_tensor()
+        return float(norm)
+
+    def _forget_gradients(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
 
     @torch.no_grad()
     def measure(self, packs: Iterable[Batch]) -> dict[str, Any]:
-        """`Metrics.rates` over packs that nothing is learned from."""
+        """`Metrics.rates` over all processes' packs; nothing is learned from them."""
         metrics = Metrics(self.weights, self.subject.device)
         ones = torch.ones(len(self.weights), device=self.subject.device)
         for pack in packs:
             self._lesson(pack, self._pairs(pack), ones, metrics)
+        self.world.sum(metrics.sums)
         return metrics.rates()
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Parameters and optimiser state by parameter name, whole and in host memory.
+
+        Every process must call it; the first one gets them, the others nothing. The same for
+        any number of processes and any way to spread the draft.
+        """
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        parameters: dict[str, Any] = get_model_state_dict(self.lesson, options=options)
+        own = {name.removeprefix(_DRAFT): tensor for name, tensor in parameters.items()}
+        return own, get_optimizer_state_dict(self.lesson, self.optimizers, options=options)
+
+    def load(self, parameters: dict[str, torch.Tensor], optimizer: dict[str, Any]) -> None:
+        """Take up what `state` gave; every process must call it, only the first one's counts."""
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=self.world.size > 1)
+        named: dict[str, Any] = {_DRAFT + name: tensor for name, tensor in parameters.items()}
+        set_model_state_dict(self.lesson, named, options=options)
+        set_optimizer_state_dict(self.lesson, self.optimizers, optimizer, options=options)
 
     def _pairs(self, pack: Batch) -> Pairs:
         settings = self.config.train

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,12 +19,14 @@ from eagle3data.readers.batch import Batch
 from eagle3data.storage.local import exclusive_lock
 from eagle3data.trainer import checkpoint
 from eagle3data.trainer.checkpoint import Checkpoint
-from eagle3data.trainer.config import OptimizerSection, TrainConfig
+from eagle3data.trainer.config import TrainConfig
 from eagle3data.trainer.files import write_json
-from eagle3data.trainer.inputs import Inputs, gather
+from eagle3data.trainer.inputs import Inputs, choose_device, gather
 from eagle3data.trainer.interruption import Interruption
 from eagle3data.trainer.learner import Learner, NonFiniteError
 from eagle3data.trainer.metrics import DEFINITIONS
+from eagle3data.trainer.optim import learning_rate
+from eagle3data.trainer.parallel import World, processes
 from eagle3data.trainer.records import MetricsFile
 
 SUMMARY = "summary.json"
@@ -38,10 +41,12 @@ class Outcome:
     Attributes:
         summary: what `summary.json` holds.
         interrupted: a signal asked it to stop; its last checkpoint is where it stopped.
+        is_first: this is the process, of several, that reports.
     """
 
     summary: dict[str, Any]
     interrupted: bool
+    is_first: bool = True
 
 
 def train(
@@ -68,51 +73,95 @@ def train(
         MismatchError: `out` holds another run.
         NonFiniteError: the loss or a gradient is not finite; names step and samples.
     """
-    run = Run(gather(url, model, config, revision), Path(out), report)
-    with exclusive_lock(Path(out) / LOCK, str(out)), Interruption() as interruption:
-        run.start_or_resume()
-        while run.step < run.total_steps and not interruption.requested:
-            for packs in groups(run.inputs.loader, config.train.accumulation):
-                run.train_step(packs)
-                done = run.step == run.total_steps
-                best = run.evaluate() if done or run.step % config.train.eval_every == 0 else False
-                stopping = done or interruption.requested
-                if best or stopping or run.step % config.train.save_every == 0:
-                    run.save(best=best)
-                if stopping:
-                    break
-        return Outcome(summary=run.summarise(), interrupted=run.step < run.total_steps)
+    device, _ = choose_device(config.train.device, config.train.autocast)
+    with processes(config.train.parallel, device) as world:
+        run = Run(gather(url, model, config, revision, world.device), Path(out), report, world)
+        alone = exclusive_lock(Path(out) / LOCK, str(out)) if world.is_first else nullcontext()
+        with alone, Interruption() as interruption:
+            run.start_or_resume()
+            stopping = run.step == run.total_steps or world.any(interruption.requested)
+            while not stopping:
+                for packs in groups(run.inputs.loader, config.train.accumulation):
+                    run.train_step(packs)
+                    done = run.step == run.total_steps
+                    best = (done or run.is_due(config.train.eval_every)) and run.evaluate()
+                    stopping = done or world.any(interruption.requested)
+                    if best or stopping or run.is_due(config.train.save_every):
+                        run.save(best=best)
+                    if stopping:
+                        break
+            return Outcome(
+                summary=run.summarise(),
+                interrupted=run.step < run.total_steps,
+                is_first=world.is_first,
+            )
 
 
 class Run:
     """The state of a run between steps, and what a step does to it."""
 
-    def __init__(self, inputs: Inputs, out: Path, report: Callable[[Record], None]) -> None:
-        """Prepare a run; nothing is written yet."""
-        self.inputs = inputs
-        self.out = out
+    def __init__(
+        self,
+        inputs: Inputs,
+        out: Path,
+        report: Callable[[Record], None],
+        world: World | None = None,
+    ) -> None:
+        """Prepare a run; nothing is written yet.
+
+        Args:
+            inputs: what it works on.
+            out: its folder.
+            report: called with every record.
+            world: the processes that run it together; none for this one alone.
+        """
+        self.inputs, self.out = inputs, out
+        self.world = world or World(device=inputs.device)
         self.config = inputs.config
-        self.learner = Learner(inputs.subject, self.config)
+        self.learner = Learner(inputs.subject, self.config, world=self.world)
         self.step = 0
         self.total_steps = count_steps(inputs)
         # What a checkpoint carries besides the state of the parts.
         self.history: dict[str, Any] = {"start": None, "best": None, "end": None, "tokens": 0}
-        self.records = MetricsFile(out, report)
+        self.records = MetricsFile(out, report) if self.world.is_first else None
+
+    def is_due(self, every: int) -> bool:
+        """Whether something that is done every so many steps is to be done after this one."""
+        return self.step % every == 0
 
     def start_or_resume(self) -> None:
         """Take up the last checkpoint in the folder, or measure the start of a new run."""
-        saved = checkpoint.load_last(self.out)
+        saved = self._load()
         if saved is None:
-            self.records.begin({"kind": "definitions", **DEFINITIONS})
+            if self.records:
+                self.records.begin({"kind": "definitions", **DEFINITIONS})
             self.evaluate()
             return
-        saved.check_identity(self.inputs.identity, self.out)
-        self.inputs.draft.load_state_dict(saved.draft.parameters)
-        self.learner.optimizer.load_state_dict(saved.optimizer)
-        self.inputs.loader.load_state_dict(saved.loader)
-        self.step, self.history = saved.step, saved.history
-        self.records.resume(self.step)
-        checkpoint.set_random_states(saved.random)
+        self.inputs.loader.load_state_dict(saved["loader"])
+        self.step, self.history = saved["step"], saved["history"]
+        # Counted anew: another number of processes packs what is left into other steps.
+        self.total_steps = count_steps(self.inputs, self.step)
+        if self.records:
+            self.records.resume(self.step)
+        checkpoint.set_random_states(saved["random"])
+
+    def _load(self) -> dict[str, Any] | None:
+        """Give the learner the last checkpoint's parameters; what else was in it, on every rank."""
+        tensors: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+
+        def read() -> dict[str, Any] | None:
+            nonlocal tensors
+            saved = checkpoint.load_last(self.out)
+            if saved is None:
+                return None
+            saved.check_identity(self.inputs.identity, self.out)
+            tensors = saved.draft.parameters, saved.optimizer
+            return {name: getattr(saved, name) for name in ("step", "loader", "history", "random")}
+
+        saved = self.world.from_first(read)
+        if saved is not None:
+            self.learner.load(*tensors)
+        return saved
 
     def train_step(self, packs: list[Batch]) -> None:
         """One step of the optimiser over one or more packs.
@@ -131,15 +180,13 @@ class Run:
                 f"in {self.out} are from before it."
             ) from None
         self.step += 1
-        tokens = sum(pack.tokens for pack in packs)
-        self.history["tokens"] += tokens
-        self.records.write(
+        self.history["tokens"] += learned["tokens"]
+        self._record(
             {
                 "kind": "train",
                 "step": self.step,
                 "total_steps": self.total_steps,
                 "learning_rate": rate,
-                "tokens": tokens,
                 "seconds": time.monotonic() - began,
                 **learned,
             }
@@ -150,8 +197,10 @@ class Run:
         loader = self.inputs.held_out()
         if loader is None:
             return False
-        rates = self.learner.measure(islice(loader, self.config.train.eval_packs))
-        self.records.write({"kind": "eval", "step": self.step, **rates})
+        packs = self.config.train.eval_packs
+        each = None if packs is None else math.ceil(packs / self.world.size)
+        rates = self.learner.measure(islice(loader, each))
+        self._record({"kind": "eval", "step": self.step, **rates})
         if self.step == 0:
             self.history["start"] = rates
         self.history["end"] = rates
@@ -161,22 +210,31 @@ class Run:
             return True
         return False
 
+    def _record(self, record: Record) -> None:
+        if self.records:
+            self.records.write(record)
+
     def save(self, *, best: bool) -> None:
         """Write a checkpoint of the run as it stands."""
-        state = Checkpoint(
-            step=self.step,
-            draft=self.inputs.saved_draft(),
-            optimizer=self.learner.optimizer.state_dict(),
-            random=checkpoint.random_states(),
-            loader=self.inputs.loader.state_dict(),
-            identity=self.inputs.identity,
-            history=self.history,
-        )
-        checkpoint.save(self.out, state, best=best)
+        parameters, optimizer = self.learner.state()
+
+        def write() -> None:
+            state = Checkpoint(
+                step=self.step,
+                draft=self.inputs.saved_draft(parameters),
+                optimizer=optimizer,
+                random=checkpoint.random_states(),
+                loader=self.inputs.loader.state_dict(),
+                identity=self.inputs.identity,
+                history=self.history,
+            )
+            checkpoint.save(self.out, state, best=best)
+
+        self.world.from_first(write)
 
     def summarise(self) -> dict[str, Any]:
         """Write and return `summary.json`: the run in a few numbers, with their definitions."""
-        parameters = sum(p.numel() for p in self.inputs.draft.parameters())
+        parameters = sum(p.numel() for p in self.inputs.draft.parameters())  # of shards: whole
         start, end = self.history["start"], self.history["end"]
         summary = {
             "steps": self.step,
@@ -189,7 +247,7 @@ class Run:
             "commonest_token_accuracy": end["commonest_token_accuracy"] if end else None,
             "definitions": DEFINITIONS,
         }
-        write_json(self.out / SUMMARY, summary)
+        self.world.from_first(lambda: write_json(self.out / SUMMARY, summary))
         return summary
 
 
@@ -200,25 +258,16 @@ def groups(packs: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
         yield group
 
 
-def count_steps(inputs: Inputs) -> int:
-    """Optimiser steps of the whole run."""
+def count_steps(inputs: Inputs, done: int = 0) -> int:
+    """Optimiser steps of the whole run, `done` of them before where the loader stands."""
     settings, loader = inputs.config.train, inputs.loader
     if settings.max_steps is not None:
         return settings.max_steps
-    total = 0
-    for epoch in range(settings.epochs):
+    here = loader.state_dict()
+    left: int = len(loader) - math.ceil(here["consumed"] / loader.world_size)
+    total = done + math.ceil(left / settings.accumulation)
+    for epoch in range(loader.epoch + 1, settings.epochs):
         loader.set_epoch(epoch)  # how the samples pack, and so how many steps, differs by epoch
         total += math.ceil(len(loader) / settings.accumulation)
-    loader.set_epoch(0)
+    loader.load_state_dict(here)
     return total
-
-
-def learning_rate(section: OptimizerSection, step: int, total_steps: int) -> float:
-    """The rate of the step after `step` steps: a linear warm-up, then a fall to zero."""
-    warmup = math.ceil(section.warmup_share * total_steps)
-    if step < warmup:
-        return section.learning_rate * (step + 1) / warmup
-    left = 1.0 - (step - warmup) / max(1, total_steps - warmup)
-    if section.schedule == "cosine":
-        left = 0.5 * (1.0 - math.cos(math.pi * left))
-    return section.learning_rate * left

@@ -18,8 +18,9 @@ from eagle3data.trainer.checkpoint import load_last
 from eagle3data.trainer.config import OptimizerSection, TrainConfig, load_config
 from eagle3data.trainer.inputs import gather
 from eagle3data.trainer.learner import NonFiniteError
-from eagle3data.trainer.loop import Outcome, Run, learning_rate, train
+from eagle3data.trainer.loop import Outcome, Run, train
 from eagle3data.trainer.loss import LOSSES
+from eagle3data.trainer.optim import learning_rate
 from tests.trainer import small
 
 SETTINGS = [
@@ -165,10 +166,11 @@ def test_accumulated_packs_weigh_by_their_kept_positions(
     for name, packs in (("one", [together]), ("three", small.unpacked(together))):
         inputs = gather(*made, config("optimizer.max_grad_norm=1e9"))
         run = Run(inputs, tmp_path / name, lambda _: None)
+        assert run.records
         run.records.begin({})
         kept: dict[str, Any] = {}
         monkeypatch.setattr(
-            run.learner.optimizer,
+            run.learner.optimizers[0],
             "step",
             lambda kept=kept, draft=inputs.draft: kept.update(
                 {name: p.grad.clone() for name, p in draft.named_parameters()}
@@ -280,7 +282,7 @@ def test_a_damaged_checkpoint_is_named(made: tuple[str, str], tmp_path: Path, da
     if damage == "missing":
         optimizer.unlink()
     elif damage == "state":
-        (folder / "state.json").write_text('{"version": 1}')
+        (folder / "state.json").write_text('{"version": 2}')
     else:
         optimizer.write_bytes(whole[: {"empty": 0, "truncated": len(whole) // 2}[damage]])
     with pytest.raises(InputError, match="is a damaged checkpoint"):
