@@ -124,7 +124,9 @@ class Learner:
         self.lesson = spread(
             Lesson(subject.draft, config.train.loss, subject.speed, mark), self.world
         )
-        self.optimizers = make_optimizers(subject.draft.named_parameters(), config.optimizer)
+        self.optimizers = make_optimizers(
+            subject.draft.named_parameters(), config.optimizer, self.world.parallel
+        )
 
     def learn(self, packs: list[Batch], rate: float) -> dict[str, Any]:
         """One step of the optimiser over one or more packs of every process.

@@ -7,14 +7,18 @@ from collections.abc import Iterable
 
 import torch
 
+from eagle3data.schema.errors import InputError
 from eagle3data.trainer.config import OptimizerSection
+from eagle3data.trainer.parallel import Parallel
 
 NOT_MUONS = ("lm_head.weight",)
 """Matrices whose rows are tokens, not a map between hidden states: AdamW's, as in the field."""
 
 
 def make_optimizers(
-    parameters: Iterable[tuple[str, torch.nn.Parameter]], section: OptimizerSection
+    parameters: Iterable[tuple[str, torch.nn.Parameter]],
+    section: OptimizerSection,
+    parallel: Parallel = Parallel.NONE,
 ) -> list[torch.optim.Optimizer]:
     """One or two optimisers over the parameters that train.
 
@@ -23,7 +27,17 @@ def make_optimizers(
     Args:
         parameters: with their names.
         section: the run's settings.
+        parallel: how the parameters are spread.
+
+    Raises:
+        InputError: Muon over shards.
     """
+    if section.name == "muon" and parallel is Parallel.FSDP2:
+        # Tried with torch 2.13: the parameters drift from one process's within six steps.
+        raise InputError(
+            "optimizer.name is muon, which makes whole matrices orthogonal; under fsdp2 every "
+            "process holds a slice of each. Use train.parallel=ddp, or optimizer.name=adamw."
+        )
     trained = [(name, p) for name, p in parameters if p.requires_grad]
     muons = [
         p

@@ -15,12 +15,11 @@ import torch
 
 from eagle3data.schema.errors import InputError, LayerError, MismatchError, SpaceError
 from eagle3data.trainer.checkpoint import load_last
-from eagle3data.trainer.config import OptimizerSection, TrainConfig, load_config
+from eagle3data.trainer.config import TrainConfig, load_config
 from eagle3data.trainer.inputs import gather
 from eagle3data.trainer.learner import NonFiniteError
 from eagle3data.trainer.loop import Outcome, Run, train
 from eagle3data.trainer.loss import LOSSES
-from eagle3data.trainer.optim import learning_rate
 from tests.trainer import small
 
 SETTINGS = [
@@ -102,11 +101,11 @@ def test_norm_weights_move(made: tuple[str, str], tmp_path: Path) -> None:
     assert all(tensor.dtype == torch.float32 and bool((tensor != 1).any()) for tensor in norms)
 
 
-@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("setting", ["train.accumulation=3", "optimizer.name=muon"])
 def test_a_run_killed_anywhere_continues_as_if_it_had_not_been(
-    made: tuple[str, str], tmp_path: Path, accumulation: int
+    made: tuple[str, str], tmp_path: Path, setting: str
 ) -> None:
-    chosen = config("train.max_steps=12", f"train.accumulation={accumulation}")
+    chosen = config("train.max_steps=12", setting)
     whole = train(*made, tmp_path / "whole", chosen)
     for step in (2, 7, 10):
         with pytest.raises(ZeroDivisionError):  # nothing is saved on the way out: as good as a kill
@@ -245,17 +244,6 @@ def test_a_split_that_is_not_there(made: tuple[str, str], tmp_path: Path) -> Non
         train(*made, tmp_path / "out", config("data.eval_split=test"))
     outcome: Outcome = train(*made, tmp_path, config("data.eval_split=null", "train.max_steps=2"))
     assert outcome.summary["held_out"] == {"start": None, "end": None}
-
-
-@pytest.mark.parametrize("schedule", ["cosine", "linear"])
-def test_the_schedule_warms_up_and_falls_to_zero(schedule: Any) -> None:
-    section = OptimizerSection(learning_rate=1.0, schedule=schedule, warmup_share=0.1)
-    rates = [learning_rate(section, step, 100) for step in range(100)]
-    assert rates[:10] == pytest.approx([0.1 * step for step in range(1, 11)])
-    assert rates[10] == 1.0
-    assert rates[10:] == sorted(rates[10:], reverse=True)
-    assert rates[55] == pytest.approx(0.5)
-    assert learning_rate(section, 100, 100) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_a_second_run_in_the_folder_at_once_is_refused(
