@@ -15,6 +15,7 @@ FLOOR = {
     "storage": 1,
     "writers": 2,
     "readers": 2,
+    "interop": 2,
     "transfer": 3,
     "extractor": 3,
     "validation": 3,
