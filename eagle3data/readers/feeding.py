@@ -21,6 +21,8 @@ from eagle3data.schema.manifest import StorageDtype
 DEFAULT_PREFETCH_BYTES = 2 << 30
 _LEAST_AHEAD = 2
 """Batches on their way, whatever their size: one that is waited for, and the one after it."""
+_MOST_AHEAD = 64
+"""More of them, where they are small, only cost their bookkeeping."""
 
 
 @dataclass(kw_only=True)
@@ -119,13 +121,14 @@ def read_ahead(
         reading: how they are read.
         threads: that read.
         prefetch_bytes: of batches that are being filled, wait for the consumer or are being
-            copied; two at least.
+            copied; two at least, 64 at most.
         metrics: kept up to date.
         skip: as in `Filling.batch`.
         buffers: of a batch's states.
         device: where the batches are copied to; they stay in the host's memory by default.
     """
-    ahead = max(_LEAST_AHEAD, prefetch_bytes // buffers.cost)
+    most = min(_MOST_AHEAD, max(_LEAST_AHEAD, prefetch_bytes // buffers.cost))
+    ahead = _LEAST_AHEAD  # grows to the most: the first batch doesn't wait until all have begun
     rest, cached_before = iter(packs), reading.cache_counts()
     queue: deque[Filling] = deque()
     delivery: Delivery = HostDelivery() if device is None else DeviceDelivery(device, buffers)
@@ -138,6 +141,7 @@ def read_ahead(
                     and (members := next(rest, None)) is not None
                 ):
                     queue.append(Filling(reading, members, buffers, pool))
+                ahead = min(most, 2 * ahead)
                 if not queue and not delivery.begun:
                     return
                 ready = sum(filling.is_done for filling in queue) + delivery.begun
