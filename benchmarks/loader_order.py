@@ -35,29 +35,27 @@ import json, sys, time
 import eagle3data as e3
 from eagle3data.readers.loader import StreamingLoader
 url, what, ranks, state = sys.argv[1], sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
-start = time.perf_counter()
+row, last = {}, [time.perf_counter(), time.process_time()]
+def took(name):
+    now = [time.perf_counter(), time.process_time()]
+    row[name] = [now[0] - last[0], now[1] - last[1]]
+    last[:] = now
 dataset = e3.open_dataset(url)
-opened = time.perf_counter()
+took("open")
 loader = StreamingLoader(dataset, token_budget=8192, rank=0, world_size=ranks)
-built = time.perf_counter()
+took("construct")
 if state:
     loader.load_state_dict(state)
-sought = time.perf_counter()
+took("seek")
 next(iter(loader))
-first = time.perf_counter()
-row = {"open_s": opened - start, "construct_s": built - opened, "seek_s": sought - built,
-       "first_batch_s": first - built if not state else first - sought}
+took("first batch")
 if what == "whole":
-    loader.set_epoch(1)
-    loader.set_epoch(0)
-    began = time.perf_counter()
     packs = loader.packs
-    row["whole_plan_s"] = time.perf_counter() - began
+    took("whole plan")
     tokens = [sum(loader.documents.length(one) for one in pack) for pack in packs]
     of_ranks = [sum(tokens[rank::8]) for rank in range(8)]
-    row |= {"rows": len(dataset), "packs": len(packs)}
     row["padding"] = 1 - sum(tokens) / (len(packs) * 8192)
-    row["most_loaded_of_8_ranks"] = max(of_ranks) / (sum(of_ranks) / 8) - 1
+    row["balance"] = max(of_ranks) / (sum(of_ranks) / 8) - 1
     row["state"] = {**loader.state_dict(), "consumed": len(packs) // 2}
 print(json.dumps(row))
 """
@@ -124,22 +122,21 @@ def report(folder: Path, rows: int) -> None:
     """Print the figures of a set of so many rows."""
     url = folder / f"set{rows}"
     write_set(url, rows)
-    fresh = measure(url, folder / f"none{rows}", "first", 8)
-    print(f"{rows:,} rows: open {fresh['open_s']:.2f} s, construct {fresh['construct_s']:.2f} s")
-    print(f"  first batch after construction {fresh['first_batch_s']:.2f} s")
-    whole = measure(url, folder / f"kept{rows}", "whole", 8)
+    kept, none = folder / f"kept{rows}", folder / f"none{rows}"
+    whole = measure(url, kept, "whole", 8)
     state = whole.pop("state")
-    print(f"  whole plan {whole['whole_plan_s']:.2f} s, {whole['packs']:,} packs")
-    print(
-        f"  padding {whole['padding']:.3%}, 8 ranks {whole['most_loaded_of_8_ranks']:.3%} over mean"
-    )
-    for name, cache in (("planned anew", "none"), ("plan kept", "kept")):
-        sought = measure(url, folder / f"{cache}{rows}", "first", 6, state)
-        print(
-            f"  seek to the middle, 8 to 6 ranks, {name}: {sought['seek_s']:.2f} s, first batch "
-            f"{sought['first_batch_s']:.2f} s later"
-        )
+    print(f"{rows:,} rows, wall (CPU) seconds: {_line(whole, 'open', 'construct', 'first batch')}")
+    print(f"  {_line(whole, 'whole plan')}, {2 * state['consumed']:,} packs")
+    print(f"  padding {whole['padding']:.3%}, 8 ranks {whole['balance']:.3%} over mean")
+    for name, cache in (("planned anew", none), ("plan kept", kept)):
+        sought = measure(url, cache, "first", 6, state)
+        line = _line(sought, "construct", "seek", "first batch")
+        print(f"  resume in the middle, 8 to 6 ranks, {name}: {line}")
     shutil.rmtree(url)
+
+
+def _line(row: dict[str, Any], *names: str) -> str:
+    return ", ".join(f"{name} {row[name][0]:.2f} ({row[name][1]:.2f})" for name in names)
 
 
 def main() -> None:

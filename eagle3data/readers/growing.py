@@ -23,7 +23,8 @@ from eagle3data.storage import layout
 from eagle3data.storage.committed import gathered_pieces
 
 _LOOK_EVERY = 0.5
-"""Seconds between two looks at a set while it is waited for."""
+_LOOK_FAR_EVERY = 5.0
+"""Seconds between two looks at a set that is waited for; one in an object store costs requests."""
 _CLOSED = "."
 
 
@@ -64,7 +65,8 @@ class GrowingSet:
             raise InputError(f"follow_timeout is {timeout}; expected seconds above 0.")
         self._dataset = dataset
         self.timeout = timeout
-        self._agreed = _agreement(ranks)
+        self._look_every = _LOOK_EVERY if dataset.root.is_local else _LOOK_FAR_EVERY
+        self._agreed = _agreement(ranks, self._look_every)
         self._watch: Watch | None = None
         self.rounds: list[tuple[int, ...]] = []
         self.is_closed = False
@@ -109,7 +111,7 @@ class GrowingSet:
                     f"{root.url}: rank 0 saw shards {written_shards(shards)} committed; they can't "
                     f"be seen here after {self.timeout:.0f} s. Is it the same place for all ranks?"
                 )
-            time.sleep(_LOOK_EVERY)
+            time.sleep(self._look_every)
 
     def look(self) -> Progress:
         """How far the extraction is."""
@@ -231,9 +233,11 @@ def read_shards(text: str) -> tuple[int, ...]:
     return tuple(shard for span in spans for shard in range(span[0], span[-1] + 1))
 
 
-def _agreement(ranks: tuple[int, int]) -> Callable[[Callable[[], Round | None]], Round]:
+def _agreement(
+    ranks: tuple[int, int], look_every: float
+) -> Callable[[Callable[[], Round | None]], Round]:
     if ranks[1] == 1:
-        return _alone
+        return _Alone(look_every)
     if not is_distributed() or torch.distributed.get_world_size() != ranks[1]:
         raise InputError(
             f"follow=True with {ranks[1]} ranks needs torch.distributed with as many: rank 0 tells "
@@ -241,20 +245,26 @@ def _agreement(ranks: tuple[int, int]) -> Callable[[Callable[[], Round | None]],
             "world_size out."
         )
     # A group of its own: what the loader says never comes between the training's messages.
-    return _Together(torch.distributed.new_group(backend="gloo"), ranks[0])
+    return _Together(torch.distributed.new_group(backend="gloo"), ranks[0], look_every)
 
 
-def _alone(look: Callable[[], Round | None]) -> Round:
-    while (found := look()) is None:
-        time.sleep(_LOOK_EVERY)
-    return found
+class _Alone:
+    """One process looks, again and again."""
+
+    def __init__(self, look_every: float) -> None:
+        self._look_every = look_every
+
+    def __call__(self, look: Callable[[], Round | None]) -> Round:
+        while (found := look()) is None:
+            time.sleep(self._look_every)
+        return found
 
 
 class _Together:
     """Rank 0 looks, and tells all others what it decided, or that it still waits."""
 
-    def __init__(self, group: Any, rank: int) -> None:
-        self._group, self._rank = group, rank
+    def __init__(self, group: Any, rank: int, look_every: float) -> None:
+        self._group, self._rank, self._look_every = group, rank, look_every
 
     def __call__(self, look: Callable[[], Round | None]) -> Round:
         while True:
@@ -269,7 +279,7 @@ class _Together:
             if found is not None:
                 return found
             if self._rank == 0:
-                time.sleep(_LOOK_EVERY)
+                time.sleep(self._look_every)
 
 
 def _or_error(look: Callable[[], Round | None]) -> Round | Eagle3DataError | None:

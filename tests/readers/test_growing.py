@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle3data import Dataset, DatasetWriter, StreamingLoader, open_dataset
-from eagle3data.readers import growing
+from eagle3data.readers import growing, index
 from eagle3data.readers.growing import read_shards, written_shards
-from eagle3data.schema.errors import InputError, MismatchError, StalledError
+from eagle3data.schema.errors import CorruptionError, InputError, MismatchError, StalledError
 from eagle3data.storage.root import Root
 from eagle3data.storage.tombstones import bury
 from tests.readers.from_the_page import Page, Selected, growing_packs
-from tests.support import random_sample, random_samples, small_manifest, write_set
+from tests.support import random_sample, random_samples, same_sample, small_manifest, write_set
 
 BUDGET = 64
 MANIFEST = small_manifest(shard_tokens=256)
@@ -183,6 +183,27 @@ def test_a_state_of_other_samples_is_refused(finished: str) -> None:
     )
     with pytest.raises(MismatchError, match="hidden, done again or selected otherwise"):
         StreamingLoader(open_dataset(finished), **SETTINGS).load_state_dict(state)
+
+
+def test_some_shards_are_the_same_from_parts_and_from_the_gathered_index(
+    finished: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = open_dataset(finished)
+    groups = [[0, 2, 5, 6], [1, 3], [4]]
+    parts = dataset.of_shards(groups)
+    monkeypatch.setattr(index, "_FEW_PARTS", 0)
+    for part, gathered in zip(parts, dataset.of_shards(groups), strict=True):
+        assert part.generation == gathered.generation != dataset.generation
+        assert part.index.equals(gathered.index)
+    ids = [part.sample_id(row) for part in parts for row in range(len(part))]
+    whole = [dataset.sample_id(row) for row in range(len(dataset)) if dataset.shard_of(row) < 7]
+    assert sorted(ids) == sorted(whole)
+    for row in (0, len(parts[0]) - 1):
+        assert same_sample(parts[0][row], dataset.get(parts[0].sample_id(row)))
+    for few in (0, 64):
+        monkeypatch.setattr(index, "_FEW_PARTS", few)
+        with pytest.raises(CorruptionError, match="gone"):
+            dataset.of_shards([[0, 999]])
 
 
 def test_an_extraction_that_stands_still_is_told(tmp_path: Path) -> None:
