@@ -39,6 +39,7 @@ _EXTRA_OF = {
     "safetensors": "transformers",
     "huggingface_hub": "transformers",
     "yaml": "train",
+    "tensorboardX": "tensorboard",
     "s3fs": "s3",
     "urllib3": "endpoint",
     "matplotlib": "bench",

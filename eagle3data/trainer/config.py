@@ -26,6 +26,12 @@ class ModelSection(_Section):
         default=None, description="Three captured layers (canonical ids); needed if there are more."
     )
     norm_before_residual: bool = False
+    fc_norm: bool = Field(default=False, description="EAGLE-3.1: a norm on each aux state.")
+    norm_output: bool = Field(default=False, description="EAGLE-3.1: feed the normed state back.")
+    num_hidden_layers: int = Field(default=1, gt=0)
+    lm_head: Literal["scratch", "copied", "frozen"] = Field(
+        default="scratch", description="copied: begins as the target's; frozen: and stays so."
+    )
     intermediate_size: int | None = None
     num_attention_heads: int | None = None
     num_key_value_heads: int | None = None
@@ -77,6 +83,7 @@ class TrainSection(_Section):
         default=0.8, gt=0, le=1, description="Loss weight of step s: decay^s."
     )
     loss: Loss = Loss.SOFT_CE
+    lk_eta: float = Field(default=3.0, ge=0, description="How soon lk_lambda leaves KL.")
     mask_alignment: MaskAlignment = MaskAlignment.SERVING
     seed: int = 0
     device: str = Field(default="auto", description="auto: cuda where there is one.")
@@ -95,6 +102,7 @@ class TrainSection(_Section):
         default=False,
         description="Compute each training-time-test step again for its gradients: less memory.",
     )
+    tensorboard: bool = Field(default=False, description="Write the metrics for it too.")
     eval_every: int = Field(default=200, gt=0, description="Steps.")
     eval_packs: int | None = Field(default=None, gt=0, description="null: all held-out packs.")
     save_every: int = Field(default=500, gt=0, description="Steps.")
@@ -118,6 +126,7 @@ MAY_CHANGE_ON_RESUME = {
     "train.eval_every",
     "train.parallel",
     "train.save_every",
+    "train.tensorboard",
 }
 """Settings that don't change what is learned but for rounding, or stand in for more processes."""
 

@@ -8,7 +8,7 @@ in bfloat16 alone, norm weights never leave 1.0: the steps are smaller than thei
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +52,11 @@ class DraftConfig(BaseModel):
     norm_before_residual: bool = Field(
         default=False, description="The residual is taken after `hidden_norm`, not before it."
     )
+    fc_norm: bool = Field(default=False, description="Each aux state is normed before `fc`.")
+    norm_output: bool = Field(
+        default=False, description="What is fed back has been through the final norm."
+    )
+    num_hidden_layers: int = Field(default=1, gt=0)
 
     @classmethod
     def from_target(
@@ -128,9 +133,16 @@ class Draft(nn.Module):
         )
         self.register_buffer("embeddings", embeddings, persistent=False)
         self.fc = linear(AUX_STATES * config.hidden_size, config.hidden_size)
-        self.midlayer = DraftLayer(
-            config.hidden_size, config.intermediate_size, self.sizes, first=True
-        )
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList(Norm(config.hidden_size) for _ in range(AUX_STATES))
+
+        def layer(*, first: bool) -> DraftLayer:
+            return DraftLayer(config.hidden_size, config.intermediate_size, self.sizes, first=first)
+
+        self.midlayer = layer(first=True)
+        if config.num_hidden_layers > 1:  # layers.1 on; engines know the first by either name
+            numbers = range(1, config.num_hidden_layers)
+            self.layers = nn.ModuleDict({str(number): layer(first=False) for number in numbers})
         self.norm = Norm(config.hidden_size)
         self.lm_head = linear(config.hidden_size, config.draft_vocab_size)
         inverse_frequencies, self.rotary_scale = rotary_frequencies(config)
@@ -142,8 +154,23 @@ class Draft(nn.Module):
 
     def fuse(self, aux_states: Tensor, dtype: torch.dtype) -> Tensor:
         """The hidden input of step 0: `[3, T, H]` aux states, lowest layer first, to `[T, H]`."""
-        side_by_side = aux_states.transpose(0, 1).flatten(1).to(dtype)  # [T, 3 H]
+        states = aux_states.to(dtype)
+        if self.config.fc_norm:
+            norms = [norm.get_parameter("weight") for norm in self.fc_norm]
+            pairs = zip(states, norms, strict=True)
+            states = torch.stack([rms_norm(*pair, self.sizes.eps) for pair in pairs])
+        side_by_side = states.transpose(0, 1).flatten(1)  # [T, 3 H]
         return F.linear(side_by_side, self.fc.weight.to(dtype))
+
+    @property
+    def all_layers(self) -> list[DraftLayer]:
+        """The first layer and those after it."""
+        later = dict(self.layers.items()) if self.config.num_hidden_layers > 1 else {}
+        return [self.midlayer, *(cast("DraftLayer", layer) for layer in later.values())]
+
+    def normed(self, states: Tensor) -> Tensor:
+        """The final norm of `[..., H]` states."""
+        return rms_norm(states, self.norm.weight, self.sizes.eps)
 
     def embed(self, token_ids: Tensor, weights: LayerWeights) -> Tensor:
         """The embeddings' part of the first layer's queries, keys and values.

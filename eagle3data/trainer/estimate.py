@@ -17,6 +17,7 @@ from eagle3data.trainer.ttt import Speed
 def estimate(inputs: Inputs) -> dict[str, Any]:
     """Sizes in bytes, counts, and every setting."""
     parameters = sum(p.numel() for p in inputs.draft.parameters())
+    trained = sum(p.numel() for p in inputs.draft.parameters() if p.requires_grad)
     settings, shape = inputs.config.train, inputs.draft.config
     budget = inputs.config.data.token_budget
     return {
@@ -26,8 +27,8 @@ def estimate(inputs: Inputs) -> dict[str, Any]:
         "samples": len(inputs.dataset),
         "total_steps": count_steps(inputs),
         "tokens_per_step": budget * settings.accumulation,
-        # Parameters, gradients and AdamW's two moments, all float32.
-        "state_bytes": parameters * 16,
+        # Parameters, and of those that train gradients and AdamW's two moments, all float32.
+        "state_bytes": 4 * parameters + 12 * trained,
         "target_bytes": _bytes(inputs.head.lm_head) + _bytes(inputs.draft.embeddings),
         "activation_bytes": activation_bytes(shape, budget, settings.ttt_steps, inputs.speed),
         "logits_bytes": logits_bytes(shape, budget, inputs.device),

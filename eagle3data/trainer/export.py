@@ -53,6 +53,11 @@ def export_draft(draft: SavedDraft, out: Path, form: ExportFormat) -> None:
     import torch
     from safetensors.torch import save
 
+    if form is ExportFormat.SGLANG and draft.description.config.num_hidden_layers > 1:
+        raise InputError(
+            "this draft has several layers; SGLang's EAGLE-3 layout has the one that it calls "
+            "midlayer, and would ignore the others without an error. Export it for vLLM."
+        )
     if form is ExportFormat.SGLANG and draft.description.config.norm_before_residual:
         raise InputError(
             "this draft was trained with norm_before_residual, which SGLang's EAGLE-3 does not "
@@ -113,7 +118,7 @@ def load_exported(folder: Path) -> SavedDraft:
         )
     ids = config["eagle_config"][_AUX_IDS]
     aux_layers = to_canonical(ids, Numbering(ours["numbering"]), ours["target_layers"])
-    shape = {name: config[name] for name in DraftConfig.model_fields}
+    shape = {name: config[name] for name in DraftConfig.model_fields if name in config}
     facts = {key: value for key, value in ours.items() if key != "numbering"}
     description = DraftDescription.model_validate(
         {**facts, "aux_layers": aux_layers, "config": shape}

@@ -142,6 +142,9 @@ def gather(
         text_config(target_config),
         draft_vocab_size=wanted,
         norm_before_residual=config.model.norm_before_residual,
+        fc_norm=config.model.fc_norm,
+        norm_output=config.model.norm_output,
+        num_hidden_layers=config.model.num_hidden_layers,
         intermediate_size=config.model.intermediate_size,
         num_attention_heads=config.model.num_attention_heads,
         num_key_value_heads=config.model.num_key_value_heads,
@@ -152,6 +155,9 @@ def gather(
     torch.manual_seed(config.train.seed)
     draft = Draft(shape, load_embeddings(model, revision))
     draft_ids = torch.from_numpy(vocabulary.draft_ids)
+    if config.model.lm_head != "scratch":
+        draft.lm_head.weight.data.copy_(head.lm_head[draft_ids])
+        draft.lm_head.weight.requires_grad_(config.model.lm_head == "copied")
     return Inputs(
         config=config,
         dataset=dataset,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from eagle3data.trainer.compiling import compiled
-from eagle3data.trainer.loss import LOSSES, Loss
+from eagle3data.trainer.loss import LOSSES, Loss, Target
 from eagle3data.trainer.teacher import Teacher, rows_per_chunk
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def judge(
     scales: Tensor,
     loss: Loss,
     *,
+    eta: float = 3.0,
     compile: bool = False,  # noqa: A002
 ) -> tuple[Tensor, Judged]:
     """Loss and measurements of the draft's states.
@@ -57,20 +58,26 @@ def judge(
         teacher_rows: `[P]` int64, each state's row of the teacher.
         scales: `[P]` float32, each pair's weight in the loss.
         loss: which.
+        eta: of `lk_lambda`.
         compile: compile what follows the product.
 
     Returns:
         The sum of scale times loss, float32, and what was measured.
     """
     total, *measured = _Judging.apply(  # type: ignore[no-untyped-call]
-        states, lm_head, teacher, teacher_rows, scales, loss, compile
+        states, lm_head, teacher, teacher_rows, scales, loss, eta, compile
     )
     losses, guesses, accepted, covered = measured
     return total, Judged(losses=losses, guesses=guesses, accepted=accepted, covered=covered)
 
 
 def measure(
-    logits: Tensor, draft_logits: Tensor, log_normaliser: Tensor, rows: Tensor, loss: Loss
+    logits: Tensor,
+    draft_logits: Tensor,
+    log_normaliser: Tensor,
+    rows: Tensor,
+    loss: Loss,
+    eta: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Loss, guess, acceptance and coverage of each of some pairs.
 
@@ -80,14 +87,16 @@ def measure(
         log_normaliser: `[K]`, the teacher's.
         rows: `[R]` int64, each pair's row of the teacher.
         loss: which; only it carries gradients.
+        eta: of `lk_lambda`.
     """
     logits = logits.float()
     target_logits = draft_logits[rows]
-    target = (target_logits - log_normaliser[rows, None]).exp()  # [R, Vd], of the full p
-    losses = LOSSES[loss](logits, target_logits.softmax(-1))
+    full = (target_logits - log_normaliser[rows, None]).exp()
+    target = Target(restricted=target_logits.softmax(-1), full=full)
+    losses = LOSSES[loss](logits, target, eta)
     fixed = logits.detach()
-    accepted = torch.minimum(fixed.softmax(-1), target).sum(-1)
-    return losses, fixed.argmax(-1), accepted, target.sum(-1)
+    accepted = torch.minimum(fixed.softmax(-1), full).sum(-1)
+    return losses, fixed.argmax(-1), accepted, full.sum(-1)
 
 
 class _Judging(torch.autograd.Function):
@@ -100,6 +109,7 @@ class _Judging(torch.autograd.Function):
         teacher_rows: Tensor,
         scales: Tensor,
         loss: Loss,
+        eta: float,
         compile_it: bool,
     ) -> tuple[Tensor, ...]:
         learning = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
@@ -114,7 +124,12 @@ class _Judging(torch.autograd.Function):
             logits = (states[chunk] @ matrix.T).requires_grad_(learning)  # [<=rows, Vd]
             with torch.set_grad_enabled(learning):
                 found = compiled(measure, compile_it)(
-                    logits, teacher.draft_logits, teacher.log_normaliser, teacher_rows[chunk], loss
+                    logits,
+                    teacher.draft_logits,
+                    teacher.log_normaliser,
+                    teacher_rows[chunk],
+                    loss,
+                    eta,
                 )
                 weighted = (found[0] * scales[chunk]).sum()
             total += weighted.detach()
@@ -139,4 +154,4 @@ class _Judging(torch.autograd.Function):
             states_gradient = states_gradient * gradient.to(states_gradient.dtype)
         if matrix_gradient is not None:
             matrix_gradient = matrix_gradient * gradient
-        return states_gradient, matrix_gradient, None, None, None, None, None
+        return states_gradient, matrix_gradient, None, None, None, None, None, None

@@ -21,11 +21,10 @@ from torch.distributed.tensor import DTensor
 from eagle3data.readers.batch import Batch
 from eagle3data.schema.errors import Eagle3DataError
 from eagle3data.storage.model_weights import TargetHead
-from eagle3data.trainer.config import TrainConfig
+from eagle3data.trainer.config import TrainConfig, TrainSection
 from eagle3data.trainer.draft import AUX_STATES, Draft
 from eagle3data.trainer.judging import Judged, judge
-from eagle3data.trainer.layer import rms_norm
-from eagle3data.trainer.loss import Loss, step_weights
+from eagle3data.trainer.loss import step_weights
 from eagle3data.trainer.metrics import Metrics
 from eagle3data.trainer.optim import make_optimizers
 from eagle3data.trainer.parallel import World, accumulating, spread
@@ -67,11 +66,11 @@ class Lesson(nn.Module):
     """A pack from states to loss as one module call: what is wrapped for several processes."""
 
     def __init__(
-        self, draft: Draft, loss: Loss, speed: Speed, mark: Callable[[str], None] = lambda _: None
+        self, draft: Draft, settings: TrainSection, speed: Speed, mark: Callable[[str], None]
     ) -> None:
         """Wrap a draft; the parameters are its own."""
         super().__init__()
-        self.draft, self.loss, self.speed, self.mark = draft, loss, speed, mark
+        self.draft, self.settings, self.speed, self.mark = draft, settings, speed, mark
 
     def forward(
         self, batch: Batch, pairs: Pairs, teacher: Teacher, scales: torch.Tensor
@@ -87,14 +86,14 @@ class Lesson(nn.Module):
         draft, speed = self.draft, self.speed
         states = unroll(draft, batch, pairs, speed)
         self.mark("unrolled")
-        normed = rms_norm(states, draft.norm.weight, draft.config.rms_norm_eps)
         return judge(
-            normed,
+            draft.normed(states),
             draft.lm_head.weight,
             teacher,
             pairs.teacher_rows,
             scales[pairs.step],
-            self.loss,
+            self.settings.loss,
+            eta=self.settings.lk_eta,
             compile=speed.compile,
         )
 
@@ -121,9 +120,7 @@ class Learner:
         self.subject, self.config, self.mark = subject, config, mark
         self.world = world or World(device=subject.device)
         self.weights = step_weights(config.train.ttt_steps, config.train.step_decay)
-        self.lesson = spread(
-            Lesson(subject.draft, config.train.loss, subject.speed, mark), self.world
-        )
+        self.lesson = spread(Lesson(subject.draft, config.train, subject.speed, mark), self.world)
         self.optimizers = make_optimizers(
             subject.draft.named_parameters(), config.optimizer, self.world.parallel
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -27,7 +27,7 @@ from eagle3data.trainer.learner import Learner, NonFiniteError
 from eagle3data.trainer.metrics import DEFINITIONS
 from eagle3data.trainer.optim import learning_rate
 from eagle3data.trainer.parallel import World, processes
-from eagle3data.trainer.records import MetricsFile
+from eagle3data.trainer.records import Board, MetricsFile
 
 SUMMARY = "summary.json"
 LOCK = "writer.lock"
@@ -77,7 +77,7 @@ def train(
     with processes(config.train.parallel, device) as world:
         run = Run(gather(url, model, config, revision, world.device), Path(out), report, world)
         alone = exclusive_lock(Path(out) / LOCK, str(out)) if world.is_first else nullcontext()
-        with alone, Interruption() as interruption:
+        with alone, closing(run), Interruption() as interruption:
             run.start_or_resume()
             stopping = run.step == run.total_steps or world.any(interruption.requested)
             while not stopping:
@@ -124,6 +124,7 @@ class Run:
         # What a checkpoint carries besides the state of the parts.
         self.history: dict[str, Any] = {"start": None, "best": None, "end": None, "tokens": 0}
         self.records = MetricsFile(out, report) if self.world.is_first else None
+        self.board: Board | None = None
 
     def is_due(self, every: int) -> bool:
         """Whether something that is done every so many steps is to be done after this one."""
@@ -135,6 +136,7 @@ class Run:
         if saved is None:
             if self.records:
                 self.records.begin({"kind": "definitions", **DEFINITIONS})
+            self._open_board()
             self.evaluate()
             return
         self.inputs.loader.load_state_dict(saved["loader"])
@@ -143,7 +145,12 @@ class Run:
         self.total_steps = count_steps(self.inputs, self.step)
         if self.records:
             self.records.resume(self.step)
+        self._open_board()
         checkpoint.set_random_states(saved["random"])
+
+    def _open_board(self) -> None:
+        if self.records and self.config.train.tensorboard:
+            self.board = Board(self.out, self.step, DEFINITIONS)
 
     def _load(self) -> dict[str, Any] | None:
         """Give the learner the last checkpoint's parameters; what else was in it, on every rank."""
@@ -213,6 +220,8 @@ class Run:
     def _record(self, record: Record) -> None:
         if self.records:
             self.records.write(record)
+        if self.board:
+            self.board.write(record)
 
     def save(self, *, best: bool) -> None:
         """Write a checkpoint of the run as it stands."""
@@ -231,6 +240,11 @@ class Run:
             checkpoint.save(self.out, state, best=best)
 
         self.world.from_first(write)
+
+    def close(self) -> None:
+        """Have everything written that is still on its way."""
+        if self.board:
+            self.board.close()
 
     def summarise(self) -> dict[str, Any]:
         """Write and return `summary.json`: the run in a few numbers, with their definitions."""

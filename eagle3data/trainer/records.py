@@ -1,16 +1,17 @@
-"""`metrics.jsonl`: one JSON object a line, the definitions first, then a line a step."""
+"""`metrics.jsonl`, one JSON object a line, the definitions first; TensorBoard beside it."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from eagle3data.schema.errors import InputError
 
 METRICS = "metrics.jsonl"
+BOARD = "tensorboard"
 
 
 class MetricsFile:
@@ -43,6 +44,45 @@ class MetricsFile:
         with self._path.open("a") as file:
             file.write(json.dumps(record) + "\n")
         self._report(record)
+
+
+class Board:
+    """The same numbers for TensorBoard: `train/loss`, `eval/step_2/accuracy` and so on."""
+
+    def __init__(self, out: Path, step: int, definitions: dict[str, str]) -> None:
+        """Begin, or go on after `step`; what was written of later steps is hidden.
+
+        Raises:
+            InputError: the writer's package isn't installed.
+        """
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            raise InputError(
+                "train.tensorboard needs tensorboardX: pip install 'eagle3data[tensorboard]'."
+            ) from None
+        self._writer = SummaryWriter(str(out / BOARD), purge_step=step + 1)
+        if step == 0:
+            rows = (f"- **{name}**: {meaning}" for name, meaning in definitions.items())
+            self._writer.add_text("definitions", "\n".join(rows), 0)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Add a record's numbers at its step."""
+        for name, value in _scalars(record):
+            self._writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+
+    def close(self) -> None:
+        """Write what is still in memory."""
+        self._writer.close()
+
+
+def _scalars(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in record.items():
+        if name == "steps":
+            for number, step in enumerate(value):
+                yield from ((f"step_{number}/{key}", rate) for key, rate in step.items())
+        elif isinstance(value, int | float) and name not in {"step", "total_steps"}:
+            yield name, value
 
 
 def _step(line: str) -> float:

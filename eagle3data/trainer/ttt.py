@@ -143,34 +143,45 @@ def unroll(draft: Draft, batch: Batch, pairs: Pairs, speed: Speed) -> Tensor:
     Returns:
         `[P, H]` in `speed.dtype`, the draft's states at the kept pairs, before the final norm.
     """
-    weights = draft.midlayer.weights(speed.dtype)
-    embedded = draft.embed(batch.input_ids, weights)
+    weights = [layer.weights(speed.dtype) for layer in draft.all_layers]
+    embedded = draft.embed(batch.input_ids, weights[0])
     past_the_end = embedded.new_zeros((len(pairs.counts), embedded.shape[1]))
+    everything = torch.arange(pairs.length, device=pairs.rows.device)
+    attend = _attention(batch, pairs.rows, speed)
     pack = _Pack(
         draft=draft,
         weights=weights,
         embedded=torch.cat([embedded, past_the_end]),
         positions=batch.position_ids,
         rows=pairs.rows,
-        attend=_attention(batch, pairs, speed),
+        everything=everything,
+        attend=attend,
+        attend_all=_attention(batch, everything, speed) if len(weights) > 1 else attend,
         speed=speed,
     )
     hidden = draft.fuse(batch.hidden_states[:AUX_STATES], speed.dtype)
-    keys: list[Tensor] = []
-    values: list[Tensor] = []
+    earlier: list[Caches] = []
     kept = []
     for step, base in enumerate(pairs.base_rows.split_with_sizes(pairs.counts)):
-        arguments = (hidden, step, tuple(keys), tuple(values))
         if speed.checkpoint and torch.is_grad_enabled():
-            hidden, key, value = checkpoint(
-                pack.one_step, *arguments, use_reentrant=False, preserve_rng_state=False
+            states, caches = checkpoint(
+                pack.one_step,
+                hidden,
+                step,
+                tuple(earlier),
+                use_reentrant=False,
+                preserve_rng_state=False,
             )
         else:
-            hidden, key, value = pack.one_step(*arguments)
-        keys.append(key)
-        values.append(value)
-        kept.append(take(hidden, base))
+            states, caches = pack.one_step(hidden, step, tuple(earlier))
+        earlier.append(caches)
+        kept.append(take(states, base))
+        hidden = draft.normed(states) if draft.config.norm_output else states
     return torch.cat(kept)
+
+
+Caches = list[tuple["Tensor", "Tensor"]]
+"""A step's keys and values, `[T or R, KV, D]` each, layer by layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,40 +189,70 @@ class _Pack:
     """What the steps of a pack share."""
 
     draft: Draft
-    weights: LayerWeights
+    weights: list[LayerWeights]
     embedded: Tensor  # [T + steps, (A + 2 KV) D]
     positions: Tensor  # [T]
     rows: Tensor  # [R]
-    attend: Attention
+    everything: Tensor  # [T], every base position
+    attend: Attention  # of the R rows
+    attend_all: Attention  # of all
     speed: Speed
 
     def one_step(
-        self, hidden: Tensor, step: int, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Hidden inputs to the states `[R, H]` that come next; also the step's keys and values.
+        self, hidden: Tensor, step: int, earlier: tuple[Caches, ...]
+    ) -> tuple[Tensor, Caches]:
+        """Hidden inputs to the draft's states `[R, H]`; also the step's keys and values.
 
-        The inputs, keys and values are of all T base positions at step 0, of the R later.
+        The inputs are of all T base positions at step 0, since the R ones see all keys; what
+        needs no keys of the others, the end of the last layer, is done for the R alone.
         """
-        draft = self.draft
-        base = self.rows if step else torch.arange(len(hidden), device=hidden.device)
-        normed, query, key, value = compiled(project, self.speed.compile)(
-            hidden,
-            take(self.embedded, token_positions(base, step)),
-            draft.rotary(self.positions[base] + step),
-            self.weights,
-            draft.sizes,
+        base = self.rows if step else self.everything
+        rotary = self.draft.rotary(self.positions[base] + step)
+        added: Tensor | None = take(self.embedded, token_positions(base, step))
+        caches: Caches = []
+        for number, weights in enumerate(self.weights):
+            narrowing = step == 0 and number == len(self.weights) - 1
+            hidden, cache = self._layer(
+                hidden,
+                added,
+                rotary,
+                weights,
+                [caches_of[number] for caches_of in earlier],
+                attend=self.attend if step or narrowing else self.attend_all,
+                narrowing=narrowing,
+            )
+            caches.append(cache)
+            added = None
+        return hidden, caches
+
+    def _layer(
+        self,
+        hidden: Tensor,
+        added: Tensor | None,
+        rotary: tuple[Tensor, Tensor],
+        weights: LayerWeights,
+        earlier: Caches,
+        *,
+        attend: Attention,
+        narrowing: bool,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """One layer of one step; `narrowing` goes from all base positions to the R rows."""
+        draft, compile_it = self.draft, self.speed.compile
+        normed, query, key, value = compiled(project, compile_it)(
+            hidden, added, rotary, weights, draft.sizes
         )
-        residual = normed if draft.config.norm_before_residual else hidden
-        if step == 0:
+        first = weights.embedding_qkv is not None
+        residual = normed if first and draft.config.norm_before_residual else hidden
+        if narrowing:
             query, residual = take(query, self.rows), take(residual, self.rows)
-        attended = self.attend(query, [*keys, key], [*values, value])
-        states: Tensor = compiled(finish, self.speed.compile)(
-            residual, attended, self.weights, draft.sizes
-        )
-        return states, key, value
+        keys = [*(keys for keys, _ in earlier), key]
+        values = [*(values for _, values in earlier), value]
+        attended = attend(query, keys, values)
+        out: Tensor = compiled(finish, compile_it)(residual, attended, weights, draft.sizes)
+        return out, (key, value)
 
 
-def _attention(batch: Batch, pairs: Pairs, speed: Speed) -> Attention:
+def _attention(batch: Batch, rows: Tensor, speed: Speed) -> Attention:
     if speed.flex:
-        return FlexAttention(batch.document_ids, pairs.rows, compile=speed.compile)
-    return PlainAttention(batch.cu_seqlens.tolist(), pairs.rows)
+        return FlexAttention(batch.document_ids, rows, compile=speed.compile)
+    return PlainAttention(batch.cu_seqlens.tolist(), rows)

@@ -49,6 +49,22 @@ def test_round_trip(tmp_path: Path, form: ExportFormat) -> None:
         assert torch.equal(tensor, draft.parameters[name].bfloat16())
 
 
+def test_variants_keep_the_names_that_vllm_reads(tmp_path: Path) -> None:
+    draft = saved(num_hidden_layers=2, fc_norm=True, norm_output=True)
+    export_draft(draft, tmp_path / "out", ExportFormat.VLLM)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["num_hidden_layers"], config["fc_norm"], config["norm_output"]) == (
+        2,
+        True,
+        True,
+    )
+    back = load_exported(tmp_path / "out")
+    assert back.description == draft.description
+    assert {"layers.1.input_layernorm.weight", "fc_norm.2.weight"} <= back.parameters.keys()
+    assert "layers.1.hidden_norm.weight" not in back.parameters
+    assert back.parameters["layers.1.self_attn.q_proj.weight"].shape == (32, small.HIDDEN)
+
+
 def test_an_export_of_an_import_is_the_same_bytes(tmp_path: Path) -> None:
     export_draft(saved(), tmp_path / "a", ExportFormat.VLLM)
     export_draft(load_exported(tmp_path / "a"), tmp_path / "b", ExportFormat.VLLM)
@@ -119,6 +135,8 @@ def test_transformers_reads_the_config(tmp_path: Path) -> None:
 def test_what_an_engine_has_no_word_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="norm_before_residual"):
         export_draft(saved(norm_before_residual=True), tmp_path / "out", ExportFormat.SGLANG)
+    with pytest.raises(InputError, match="several layers"):
+        export_draft(saved(num_hidden_layers=2), tmp_path / "out", ExportFormat.SGLANG)
     with pytest.raises(LayerError, match="embeddings"):
         export_draft(saved(aux_layers=[0, 2, 3]), tmp_path / "out", ExportFormat.SGLANG)
     assert list(tmp_path.iterdir()) == []

@@ -92,6 +92,42 @@ def test_it_learns(made: tuple[str, str], tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.glob("step-*")} == set(pointers.values())
 
 
+def test_tensorboard_has_the_same_numbers(made: tuple[str, str], tmp_path: Path) -> None:
+    event_file = pytest.importorskip("tensorboardX").proto.event_pb2
+    chosen = config("train.max_steps=4", "train.tensorboard=true")
+    train(*made, tmp_path, chosen)
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    raw = path.read_bytes()
+    found: dict[tuple[str, int], float] = {}
+    while raw:  # length, its checksum, the event, its checksum
+        size = int.from_bytes(raw[:8], "little")
+        event = event_file.Event.FromString(raw[12 : 12 + size])
+        raw = raw[16 + size :]
+        for value in event.summary.value:
+            found[value.tag, event.step] = value.simple_value
+    for record in curve(tmp_path)[1:]:
+        for name in ("loss", "accuracy", "simulated_acceptance_length"):
+            tag = f"{record['kind']}/{name}"
+            assert found[tag, record["step"]] == pytest.approx(record[name], rel=1e-5)
+        rate = record["steps"][1]["acceptance"]
+        assert found[f"{record['kind']}/step_1/acceptance", record["step"]] == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("choice", ["copied", "frozen"])
+def test_a_head_taken_from_the_target(made: tuple[str, str], tmp_path: Path, choice: str) -> None:
+    chosen = config("train.max_steps=2", f"model.lm_head={choice}", "model.fc_norm=true")
+    inputs = gather(*made, chosen)
+    target = inputs.head.lm_head[inputs.draft_ids]
+    assert torch.equal(inputs.draft.lm_head.weight, target)
+    train(*made, tmp_path, chosen)
+    saved = load_last(tmp_path)
+    assert saved is not None
+    assert torch.equal(saved.draft.parameters["lm_head.weight"], target) == (choice == "frozen")
+    assert saved.draft.description.config.fc_norm
+    resumed = train(*made, tmp_path, chosen)
+    assert resumed.summary["steps"] == 2
+
+
 def test_norm_weights_move(made: tuple[str, str], tmp_path: Path) -> None:
     train(*made, tmp_path, config("train.max_steps=5", "train.autocast=bfloat16"))
     saved = load_last(tmp_path)
@@ -185,7 +221,7 @@ def test_what_is_not_finite_stops_with_the_samples(
     made: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(*made, tmp_path, config("train.max_steps=9"), report=Stop(4))
-    monkeypatch.setitem(LOSSES, config().train.loss, lambda logits, _: logits.sum(-1) * math.nan)
+    monkeypatch.setitem(LOSSES, config().train.loss, lambda logits, *_: logits.sum(-1) * math.nan)
     with pytest.raises(NonFiniteError, match=r"step 5: .*s\d+.*validate"):
         train(*made, tmp_path, config("train.max_steps=9"))
     saved = load_last(tmp_path)

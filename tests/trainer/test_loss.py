@@ -11,7 +11,7 @@ import torch
 from eagle3data.storage.model_weights import TargetHead
 from eagle3data.trainer.judging import Judged, judge
 from eagle3data.trainer.layer import rms_norm
-from eagle3data.trainer.loss import LOSSES, Loss, step_weights
+from eagle3data.trainer.loss import LOSSES, Loss, Target, step_weights
 from eagle3data.trainer.metrics import DEFINITIONS, Metrics
 from eagle3data.trainer.shift import MaskAlignment
 from eagle3data.trainer.teacher import CHUNK_BYTES, Teacher, teach
@@ -70,19 +70,47 @@ def test_only_positions_that_are_used_are_taught() -> None:
 def test_losses_are_their_definitions(loss: Loss) -> None:
     torch.manual_seed(0)
     logits = torch.randn(12, 40, requires_grad=True)
-    teacher = (3 * torch.randn(12, 40)).softmax(-1)
-    teacher[0] = torch.eye(40)[3]  # a certain teacher: 0 log 0 is 0
-    reference = torch.distributions.Categorical(probs=teacher)
-    student = torch.distributions.Categorical(logits=logits)
-    divergence = torch.distributions.kl_divergence(reference, student)
+    restricted = (3 * torch.randn(12, 40)).softmax(-1)
+    restricted[0] = torch.eye(40)[3]  # a certain teacher: 0 log 0 is 0
+    full = restricted * torch.rand(12, 1)
+    reference = torch.distributions.Categorical(probs=restricted)
+    divergence = torch.distributions.kl_divergence(
+        reference, torch.distributions.Categorical(logits=logits)
+    )
+    overlap = torch.minimum(logits.softmax(-1), full).sum(-1)
+    weight = torch.exp(-2.0 * overlap).detach()
     expected = {
         Loss.KL: divergence,
-        Loss.SOFT_CE: divergence + torch.special.entr(teacher).sum(-1),
+        Loss.SOFT_CE: divergence + torch.special.entr(restricted).sum(-1),
+        Loss.LK_ALPHA: -overlap.log(),
+        Loss.LK_LAMBDA: weight * divergence + (1 - weight) * (1 - overlap),
     }[loss]
-    found = LOSSES[loss](logits, teacher)
+    found = LOSSES[loss](logits, Target(restricted=restricted, full=full), 2.0)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    (gradient,) = torch.autograd.grad(found.sum(), logits)
-    torch.testing.assert_close(gradient, logits.softmax(-1) - teacher, rtol=1e-4, atol=1e-5)
+    (gradient,) = torch.autograd.grad(found.sum(), logits, retain_graph=True)
+    (wanted,) = torch.autograd.grad(expected.sum(), logits)
+    torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
+    if loss in {Loss.KL, Loss.SOFT_CE}:
+        torch.testing.assert_close(gradient, logits.softmax(-1) - restricted, rtol=1e-4, atol=1e-5)
+
+
+def test_lk_losses_at_their_ends() -> None:
+    """A perfect draft costs nothing; a certain teacher makes it cross entropy; eta 0 is KL."""
+    logits = torch.randn(3, 5)
+    perfect = Target(restricted=logits.softmax(-1), full=logits.softmax(-1))
+    certain = torch.eye(5)[[1, 2, 3]]
+    for loss in (Loss.LK_ALPHA, Loss.LK_LAMBDA):
+        assert LOSSES[loss](logits, perfect, 3.0).abs().max() < 1e-5
+    one = Target(restricted=certain, full=certain)
+    torch.testing.assert_close(
+        LOSSES[Loss.LK_ALPHA](logits, one, 3.0), LOSSES[Loss.SOFT_CE](logits, one, 3.0)
+    )
+    torch.testing.assert_close(
+        LOSSES[Loss.LK_LAMBDA](logits, one, 0.0), LOSSES[Loss.KL](logits, one, 0.0)
+    )
+    apart = Target(restricted=certain, full=certain)
+    far = torch.tensor([[0.0, -200.0, 0.0, 0.0, 0.0]], requires_grad=True)
+    assert torch.isfinite(LOSSES[Loss.LK_ALPHA](far, apart, 3.0)).all()
 
 
 def test_step_weights() -> None:
@@ -110,7 +138,9 @@ def test_judging_in_chunks_is_the_dense_loss(
     scales = torch.rand(13)
     total, judged = judge(states, matrix, teacher, rows, scales, loss)
     logits = states @ matrix.T
-    losses = LOSSES[loss](logits, teacher.draft_logits[rows].softmax(-1))
+    chosen = teacher.draft_logits[rows]
+    full = (chosen - teacher.log_normaliser[rows, None]).exp()
+    losses = LOSSES[loss](logits, Target(restricted=chosen.softmax(-1), full=full), 3.0)
     dense = (losses * scales).sum()
     torch.testing.assert_close(total, dense)
     torch.testing.assert_close(judged.losses, losses.detach())

@@ -40,12 +40,15 @@ def rotated(heads: Any, positions: list[int]) -> Any:
 def naive_logits(draft: Draft, batch: Batch) -> list[Any]:
     """Logits [T, Vd] of every step: all keys so far in one list, a dense mask over them."""
     weights = dict(draft.named_parameters())
-    layer = "midlayer."
+    layers = ["midlayer.", *(f"layers.{n}." for n in range(1, draft.config.num_hidden_layers))]
     total = len(batch.input_ids)
     documents, ids = batch.document_ids.tolist(), batch.input_ids.tolist()
-    hidden = torch.cat(list(batch.hidden_states[:3].float()), -1) @ weights["fc.weight"].T
-    keys: list[Any] = []
-    values: list[Any] = []
+    aux = list(batch.hidden_states[:3].float())
+    if draft.config.fc_norm:
+        aux = [rms_norm(state, weights[f"fc_norm.{n}.weight"]) for n, state in enumerate(aux)]
+    hidden = torch.cat(aux, -1) @ weights["fc.weight"].T
+    keys: list[list[Any]] = [[] for _ in layers]
+    values: list[list[Any]] = [[] for _ in layers]
     results = []
     for step in range(STEPS):
         tokens = [
@@ -55,32 +58,42 @@ def naive_logits(draft: Draft, batch: Batch) -> list[Any]:
             for t in range(total)
         ]
         positions = [position + step for position in batch.position_ids.tolist()]
-        embedded = rms_norm(draft.embeddings[tokens], weights[f"{layer}input_layernorm.weight"])
-        normed = rms_norm(hidden, weights[f"{layer}hidden_norm.weight"])
-        both = torch.cat([embedded, normed], -1)
-        project = {
-            name: (both @ weights[f"{layer}self_attn.{name}_proj.weight"].T).view(total, -1, 8)
-            for name in "qkv"
-        }
-        queries = rotated(project["q"], positions)
-        keys.append(rotated(project["k"], positions).repeat_interleave(2, dim=1))
-        values.append(project["v"].repeat_interleave(2, dim=1))
         mask = torch.zeros(total, (step + 1) * total, dtype=torch.bool)
         for t, j in itertools.product(range(total), range(total)):
             mask[t, j] = j <= t and documents[j] == documents[t]
         for later in range(1, step + 1):
             for t in range(total):
                 mask[t, later * total + t] = True
-        scores = torch.einsum("tad,jad->atj", queries, torch.cat(keys)) / 8**0.5
-        chances = scores.masked_fill(~mask, -torch.inf).softmax(-1)
-        attended = torch.einsum("atj,jad->tad", chances, torch.cat(values)).flatten(1)
-        residual = normed if draft.config.norm_before_residual else hidden
-        hidden = residual + attended @ weights[f"{layer}self_attn.o_proj.weight"].T
-        inner = rms_norm(hidden, weights[f"{layer}post_attention_layernorm.weight"])
-        gate = inner @ weights[f"{layer}mlp.gate_proj.weight"].T
-        up = inner @ weights[f"{layer}mlp.up_proj.weight"].T
-        hidden = hidden + (gate * gate.sigmoid() * up) @ weights[f"{layer}mlp.down_proj.weight"].T
-        results.append(rms_norm(hidden, weights["norm.weight"]) @ weights["lm_head.weight"].T)
+        for number, layer in enumerate(layers):
+            if number == 0:
+                embedded = draft.embeddings[tokens]
+                embedded = rms_norm(embedded, weights[f"{layer}input_layernorm.weight"])
+                normed = rms_norm(hidden, weights[f"{layer}hidden_norm.weight"])
+                read = torch.cat([embedded, normed], -1)
+                residual = normed if draft.config.norm_before_residual else hidden
+            else:
+                read = rms_norm(hidden, weights[f"{layer}input_layernorm.weight"])
+                residual = hidden
+            project = {
+                name: (read @ weights[f"{layer}self_attn.{name}_proj.weight"].T).view(total, -1, 8)
+                for name in "qkv"
+            }
+            queries = rotated(project["q"], positions)
+            keys[number].append(rotated(project["k"], positions).repeat_interleave(2, dim=1))
+            values[number].append(project["v"].repeat_interleave(2, dim=1))
+            scores = torch.einsum("tad,jad->atj", queries, torch.cat(keys[number])) / 8**0.5
+            chances = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+            attended = torch.einsum("atj,jad->tad", chances, torch.cat(values[number])).flatten(1)
+            hidden = residual + attended @ weights[f"{layer}self_attn.o_proj.weight"].T
+            inner = rms_norm(hidden, weights[f"{layer}post_attention_layernorm.weight"])
+            gate = inner @ weights[f"{layer}mlp.gate_proj.weight"].T
+            up = inner @ weights[f"{layer}mlp.up_proj.weight"].T
+            down = weights[f"{layer}mlp.down_proj.weight"]
+            hidden = hidden + (gate * gate.sigmoid() * up) @ down.T
+        normed_output = rms_norm(hidden, weights["norm.weight"])
+        results.append(normed_output @ weights["lm_head.weight"].T)
+        if draft.config.norm_output:
+            hidden = normed_output
     return results
 
 
@@ -115,14 +128,23 @@ def flex_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("flex_gradients", "every_row_counts")
-@pytest.mark.parametrize("norm_before_residual", [False, True])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {},
+        {"norm_before_residual": True},
+        {"fc_norm": True, "norm_output": True},
+        {"num_hidden_layers": 3, "norm_before_residual": True},
+    ],
+    ids=lambda variant: "+".join(variant) or "eagle3",
+)
 @pytest.mark.parametrize(
     "speed",
     [{}, {"flex": True}, {"checkpoint": True}, {"flex": True, "checkpoint": True}],
     ids=lambda speed: "+".join(speed) or "plain",
 )
-def test_equals_the_naive_loop(norm_before_residual: bool, speed: dict[str, bool]) -> None:
-    draft = small.draft(norm_before_residual=norm_before_residual)
+def test_equals_the_naive_loop(variant: dict[str, Any], speed: dict[str, bool]) -> None:
+    draft = small.draft(**variant)
     batch = small.pack([9, 1, 6], budget=19)
     bases = pairs_of(batch).base.split_with_sizes(pairs_of(batch).counts)
     naive = naive_logits(draft, batch)
@@ -172,9 +194,10 @@ def test_the_block_mask_is_torchs_own(lengths: list[int], rows: int, skip: int) 
         assert torch.equal(getattr(mine, name), getattr(own, name)), name
 
 
-def test_prompts_are_not_unrolled(every_row_counts: None) -> None:
+@pytest.mark.parametrize("layers", [1, 2])
+def test_prompts_are_not_unrolled(every_row_counts: None, layers: int) -> None:
     """Positions before the last prompt token feed no kept pair; the result is the same."""
-    draft = small.draft()
+    draft = small.draft(num_hidden_layers=layers)
     batch = small.pack([20, 14], budget=40)
     batch.loss_mask[:] = 0
     batch.loss_mask[15:20] = batch.loss_mask[30:33] = 1
