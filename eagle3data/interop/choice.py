@@ -4,27 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from eagle3data.interop.deepspec import DeepSpecSource
 from eagle3data.interop.detection import formats_at
 from eagle3data.interop.eagle import EagleSource
+from eagle3data.interop.modelopt import ModelOptimizerSource
 from eagle3data.interop.source import SourceOptions, StateSource
 from eagle3data.interop.specforge import SpecForgeSource
 from eagle3data.interop.speculators import SpeculatorsSource
+from eagle3data.interop.torchspec import TorchSpecSource
 from eagle3data.schema.errors import InputError
 
-_Opener = Callable[[SourceOptions, int, int | None], StateSource]
-
-_OPENERS: dict[str, _Opener] = {
-    "speculators": lambda options, hidden_size, _: SpeculatorsSource(options, hidden_size),
-    "specforge": SpecForgeSource,
-    "eagle": lambda options, hidden_size, _: EagleSource(options, hidden_size),
+_OPENERS: dict[str, Callable[[SourceOptions, int], StateSource]] = {
+    "speculators": SpeculatorsSource,
+    "model-optimizer": ModelOptimizerSource,
+    "eagle": EagleSource,
+    "torchspec": TorchSpecSource,
 }
 
-FORMATS = tuple(_OPENERS)
+FORMATS = ("speculators", "specforge", "deepspec", "model-optimizer", "eagle", "torchspec")
 """Layouts that can be named; `auto` looks which one it is."""
 
 
 def open_source(
-    options: SourceOptions, *, hidden_size: int, pad_token_id: int | None
+    options: SourceOptions,
+    *,
+    hidden_size: int,
+    pad_token_id: int | None,
+    num_hidden_layers: int | None = None,
 ) -> StateSource:
     """Open a data set in another project's layout.
 
@@ -32,16 +38,21 @@ def open_source(
         options: where it lies, and what a person says of it.
         hidden_size: H of the target.
         pad_token_id: of the target's tokenizer; `options.pad_token_id` goes before it.
+        num_hidden_layers: of the target, where known; a source that names its aux layers then
+            names the final one too.
 
     Raises:
         InputError: nothing there, a format that is not known, or a layout that is none or
             several of `FORMATS`.
     """
     name = options.format if options.format != "auto" else _only_format(options)
-    opener = _OPENERS.get(name)
-    if opener is None:
+    if name not in FORMATS:
         raise InputError(f"There is no format {name!r}. Name one of {', '.join(FORMATS)}, or auto.")
-    return opener(options, hidden_size, pad_token_id)
+    if name == "specforge":
+        return SpecForgeSource(options, hidden_size, pad_token_id)
+    if name == "deepspec":
+        return DeepSpecSource(options, hidden_size, num_hidden_layers)
+    return _OPENERS[name](options, hidden_size)
 
 
 def _only_format(options: SourceOptions) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from eagle3data.interop.deepspec import INDEX, MANIFEST
+from eagle3data.interop.modelopt import NEEDED, may_be_dump
 from eagle3data.interop.source_files import files_below, root_of
 from eagle3data.interop.specforge import GROUP, is_feature_file
 from eagle3data.interop.speculators import NAME as SPECULATORS_NAME
 from eagle3data.interop.speculators import states_folder
 from eagle3data.interop.torch_file import tensors
+from eagle3data.interop.torchspec import is_cache
 from eagle3data.schema.errors import InputError, SampleError
 
 _TRIED = 16
@@ -26,6 +29,8 @@ def formats_at(path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     if path.is_dir():
         found |= _speculators(path)
+    if (path / INDEX).is_file() and (path / MANIFEST).is_file():
+        found["deepspec"] = INDEX
     return found | _of_torch_files(path)
 
 
@@ -37,18 +42,22 @@ def _speculators(path: Path) -> dict[str, str]:
 
 def _of_torch_files(path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
-    unclear = []
-    for place in files_below(path, is_feature_file):
-        if GROUP.fullmatch(Path(place).parent.name):
+    features, dumps = [], []
+    for place in files_below(path, lambda name: name.endswith((".ckpt", ".ckpt.gz", ".pt"))):
+        name = Path(place).name
+        if is_cache(name):
+            found.setdefault("torchspec", place)
+        elif may_be_dump(name):
+            dumps.append(place)
+        elif is_feature_file(name) and GROUP.fullmatch(Path(place).parent.name):
             found.setdefault("specforge", place)
-        else:
-            unclear.append(place)
-    if unclear:
-        found |= _by_keys(root_of(path), unclear)
-    return found
+        elif is_feature_file(name):
+            features.append(place)
+    root = root_of(path)
+    return found | _features(root, features) | _dumps(root, dumps)
 
 
-def _by_keys(root: Path, places: list[str]) -> dict[str, str]:
+def _features(root: Path, places: list[str]) -> dict[str, str]:
     """SpecForge's files and one-layer dumps share names."""
     for place in places[:_TRIED]:
         try:
@@ -59,4 +68,15 @@ def _by_keys(root: Path, places: list[str]) -> dict[str, str]:
             return {"specforge": place}
         if keys.get("hidden_state") is not None:
             return {"eagle": place}
+    return {}
+
+
+def _dumps(root: Path, places: list[str]) -> dict[str, str]:
+    """A `.pt` can be anything."""
+    for place in places[:_TRIED]:
+        try:
+            tensors(root / place, place, NEEDED)
+        except SampleError:
+            continue  # the next one may be whole
+        return {"model-optimizer": place}
     return {}

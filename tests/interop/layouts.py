@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -136,4 +137,99 @@ def write_eagle(folder: Path, wanted: list[Wanted]) -> Path:
             "loss_mask": one.mask,
         }
         save(tensors, part / f"data_{row % 11}.ckpt")
+    return folder
+
+
+def write_deepspec(
+    folder: Path, wanted: list[Wanted], dtype: torch.dtype = torch.bfloat16, **changes: Any
+) -> Path:
+    """Two shards, index and manifest as DeepSpec's target_cache_dataset.py (4351696) lays them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shards, index = [b"", b""], b""
+    for row, one in enumerate(wanted):
+        shard = row // 7
+        states = one.states.to(dtype)
+        aux, last = states[:, :-1].flatten(1), states[:, -1]
+        arrays = [
+            one.ids.to(torch.int32),
+            torch.ones(len(one.ids), dtype=torch.uint8),
+            one.mask.to(torch.uint8),
+            aux.contiguous().view(torch.uint8),
+            last.contiguous().view(torch.uint8),
+        ]
+        offsets = []
+        for array in arrays:
+            offsets.append(len(shards[shard]))
+            shards[shard] += array.numpy().tobytes()
+        index += struct.pack("<QIIQQQQQ", row, shard, len(one.ids), *offsets)
+    names = [f"shard-{number:05d}.bin" for number in range(2)]
+    for name, data in zip(names, shards, strict=True):
+        (folder / name).write_bytes(data)
+    (folder / "samples.idx").write_bytes(index)
+    manifest = {
+        "version": 2,
+        "num_samples": len(wanted),
+        "num_shards": 2,
+        "target_layer_ids": [-1, 4, 8],
+        "hidden_dtype": str(dtype).removeprefix("torch."),
+        "token_dtype": "int32",
+        "mask_dtype": "uint8",
+        "index_record_size": 56,
+        "hidden_size": HIDDEN,
+        "shards": [{"shard_id": number, "file_name": name} for number, name in enumerate(names)],
+        "target_model_name_or_path": "org/target",
+        **changes,
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def modelopt_dump(one: Wanted, conversation: object, **more: Any) -> dict[str, Any]:
+    """A dict of Model-Optimizer's compute_hidden_states_vllm.py (a8c67e8)."""
+    return {
+        "input_ids": one.ids,
+        "hidden_states": one.states[:, -1].clone(),
+        "aux_hidden_states": one.states[:, :-1].flatten(1),
+        "loss_mask": one.mask,
+        "conversation_id": conversation,
+        **more,
+    }
+
+
+def write_modelopt(folder: Path, wanted: list[Wanted], **more: Any) -> Path:
+    """A file a conversation, in two folders as of two tasks."""
+    for row, one in enumerate(wanted):
+        part = folder / f"dp{row // 11}"
+        part.mkdir(parents=True, exist_ok=True)
+        save(modelopt_dump(one, row, **more), part / f"{row}.pt")
+    return folder
+
+
+def torchspec_batch(wanted: list[Wanted]) -> dict[str, Any]:
+    """A batch as TorchSpec's DataCollatorWithPadding (1098e20) collates it."""
+    size = 256
+
+    def filled(arrays: list[torch.Tensor]) -> torch.Tensor:
+        batch = torch.zeros(len(arrays), size, *arrays[0].shape[1:], dtype=arrays[0].dtype)
+        for row, array in enumerate(arrays):
+            batch[row, : len(array)] = array
+        return batch
+
+    return {
+        "input_ids": filled([one.ids for one in wanted]),
+        "attention_mask": filled([torch.ones_like(one.ids) for one in wanted]),
+        "loss_mask": filled([one.mask for one in wanted]),
+        "hidden_states": filled([one.states[:, :-1].flatten(1) for one in wanted]),
+        "target": None,
+        "last_hidden_states": filled([one.states[:, -1] for one in wanted]),
+    }
+
+
+def write_torchspec(folder: Path, wanted: list[Wanted]) -> Path:
+    """Two ranks' caches, the first of batches of two."""
+    folder.mkdir(parents=True, exist_ok=True)
+    first, second = wanted[:6], wanted[6:]
+    pairs = [torchspec_batch(first[at : at + 2]) for at in range(0, 6, 2)]
+    save(pairs, folder / "eval_rank_0.pt")
+    save([torchspec_batch([one]) for one in second], folder / "eval_rank_1.pt")
     return folder
