@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,8 @@ _VERIFIED_BYTES = 8 << 20
 _RAW_THREADS = (1, 2)
 
 Tell = Callable[[str], None]
-Opened = tuple[LoaderPeer, int | None]
+Opening = Callable[[], AbstractContextManager[Callable[[], object]]]
+"""Opens something that is run epoch by epoch."""
 
 
 class LoaderBench:
@@ -65,31 +66,22 @@ class LoaderBench:
             (scratch / layout).mkdir()
             peer.write(corpus, scratch / layout)
         self._plain = PlainReader()
+        self._tokens: dict[LoaderPeer, int] = {}
 
     def warm(self, rounds: int) -> Section:
-        """Epochs with everything in the page cache, loaders and their workers kept."""
-        cases: list[Case] = []
-        with ExitStack() as opened:
-            for threads in _RAW_THREADS:
-                run = raw_copy(self._scratch / LAYOUT, threads)
-                cases.append(Case(name=_raw(threads), run=run, nbytes=self._corpus.nbytes))
-            for peer, workers in self._all():
-                epoch = opened.enter_context(
-                    peer.opened(self._corpus, self._scratch / peer.layout, workers)
-                )
-                cases.append(
-                    Case(
-                        name=peer.case(workers),
-                        run=partial(stream, peer, epoch),
-                        nbytes=self._corpus.nbytes,
-                        before=partial(self._plain.read, self._files(peer)),
-                        checks=peer.checks,
-                        base=_raw(min(workers or max(_RAW_THREADS), max(_RAW_THREADS))),
-                    )
-                )
-            cases = [self._warmed(case) for case in cases]
-            self._tell("streaming, warm")
-            timings = take_turns(cases, rounds)
+        """Epochs with everything in the page cache, after one that is not timed."""
+        cases = []
+        for threads in _RAW_THREADS:
+            opening = partial(raw_copy, self._scratch / LAYOUT, threads)
+            turn = _Turn(opening, self._plain, files_below(self._scratch / LAYOUT))
+            cases.append(turn.case(_raw(threads), self._corpus.nbytes))
+        for peer, workers in self._all():
+            base = _raw(min(workers or max(_RAW_THREADS), max(_RAW_THREADS)))
+            turn = _Turn(self._opening(peer, workers), self._plain, self._files(peer))
+            nbytes = self._delivered(peer, workers)
+            cases.append(turn.case(peer.case(workers), nbytes, checks=peer.checks, base=base))
+        self._tell("streaming, warm")
+        timings = take_turns(cases, rounds)
         rows = [row(timing, {one.case.name: one for one in timings}) for timing in timings]
         title = "Whole epochs, warm"
         return Section(title=title, base="a raw copy with as many threads", rows=self._noted(rows))
@@ -106,50 +98,44 @@ class LoaderBench:
                 f"{self._machine.file_system}, where no device counts what it delivers."
             )
         cases: list[Case] = []
-        with ExitStack() as opened:
-            for peer, workers in self._all():
-                files = self._files(peer)
-                plain = f"plain sequential read of {peer.layout}'s files"
-                if plain not in {case.name for case in cases}:
-                    size = sum(file.stat().st_size for file in files)
-                    run: Callable[[], object] = partial(self._plain.read, files)
-                    cases.append(Case(name=plain, run=run, before=_dropping(files), nbytes=size))
-                if peer.keeps_files:
-                    run = partial(self._open_and_stream, peer, workers)
-                else:
-                    folder = self._scratch / peer.layout
-                    epoch = opened.enter_context(peer.opened(self._corpus, folder, workers))
-                    run = partial(stream, peer, epoch)
-                case = Case(
-                    name=peer.case(workers),
-                    run=run,
-                    before=_dropping(files),
-                    nbytes=self._corpus.nbytes,
-                    checks=peer.checks,
-                    base=plain,
-                )
-                cases.append(self._warmed(case))
-            self._tell("streaming, cold")
-            timings = take_turns(cases, rounds, self._machine.device)
+        for peer, workers in self._all():
+            files = self._files(peer)
+            plain = f"plain sequential read of {peer.layout}'s files"
+            if plain not in {case.name for case in cases}:
+                size = sum(file.stat().st_size for file in files)
+                run = partial(self._plain.read, files)
+                cases.append(Case(name=plain, run=run, before=partial(drop, files), nbytes=size))
+            turn = _Turn(self._opening(peer, workers), None, files, maps=peer.keeps_files)
+            nbytes = self._delivered(peer, workers)
+            cases.append(turn.case(peer.case(workers), nbytes, checks=peer.checks, base=plain))
+        self._tell("streaming, cold")
+        timings = take_turns(cases, rounds, self._machine.device)
         rows = [row(timing, {one.case.name: one for one in timings}) for timing in timings]
         title = "Whole epochs, cold (dropped from the page cache)"
         return Section(title=title, base="a plain read of the same files", rows=self._noted(rows))
 
-    def _all(self) -> list[Opened]:
+    def _opening(self, peer: LoaderPeer, workers: int | None) -> Opening:
+        @contextmanager
+        def opened() -> Iterator[Callable[[], object]]:
+            folder = self._scratch / peer.layout
+            with peer.opened(self._corpus, folder, workers) as epoch:
+                yield partial(stream, peer, epoch)
+
+        return opened
+
+    def _delivered(self, peer: LoaderPeer, workers: int | None) -> int:
+        """Bytes of the states that an epoch delivers: some packers leave samples out."""
+        if peer not in self._tokens:
+            self._tell(f"counting what {peer.case(workers)} delivers")
+            with peer.opened(self._corpus, self._scratch / peer.layout, 1) as epoch:
+                self._tokens[peer] = stream(peer, epoch)
+        return self._tokens[peer] * TOKEN_BYTES
+
+    def _all(self) -> list[tuple[LoaderPeer, int | None]]:
         return [(peer, workers) for peer in self._peers for workers in peer.counts]
 
     def _files(self, peer: LoaderPeer) -> list[Path]:
         return files_below(self._scratch / peer.layout)
-
-    def _open_and_stream(self, peer: LoaderPeer, workers: int | None) -> int:
-        with peer.opened(self._corpus, self._scratch / peer.layout, workers) as epoch:
-            return stream(peer, epoch)
-
-    def _warmed(self, case: Case) -> Case:
-        """Run it once: workers start, pages are mapped, and what it delivers is counted."""
-        self._tell(f"trying {case.name}")
-        tokens = case.run()
-        return replace(case, nbytes=tokens * TOKEN_BYTES) if isinstance(tokens, int) else case
 
     def _noted(self, rows: list[Row]) -> list[Row]:
         notes = {peer.case(workers): _note(peer) for peer, workers in self._all()}
@@ -158,6 +144,68 @@ class LoaderBench:
             Row(case=peer.title, checks=peer.checks, note=NOT_INSTALLED) for peer in self._absent
         ]
         return rows + absent
+
+
+class _Turn:
+    """What one case does round after round; between its turns it holds neither memory nor workers.
+
+    Each is opened and run once before the clock starts: workers are there, pages are mapped.
+    """
+
+    def __init__(
+        self,
+        opening: Opening,
+        plain: PlainReader | None,
+        files: list[Path],
+        *,
+        maps: bool = False,
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            opening: of what is run.
+            plain: what brings the files into the page cache before the clock starts; None drops
+                them from it.
+            files: what is read.
+            maps: it keeps files mapped, and they would stay in the page cache; so it is opened
+                while the clock runs.
+        """
+        self._opening, self._plain, self._files, self._maps = opening, plain, files, maps
+        self._stack = ExitStack()
+        self._run: Callable[[], object] | None = None
+
+    def case(
+        self, name: str, nbytes: int, *, checks: bool | None = None, base: str | None = None
+    ) -> Case:
+        """Its case."""
+        return Case(
+            name=name,
+            run=self._timed,
+            before=self._before,
+            after=self._close,
+            nbytes=nbytes,
+            checks=checks,
+            base=base,
+        )
+
+    def _before(self) -> None:
+        if not self._maps:
+            self._run = self._stack.enter_context(self._opening())
+            self._run()
+        if self._plain is not None:
+            self._plain.read(self._files)
+            return
+        gc.collect()  # a map that still waits for the collector would keep its pages
+        drop(self._files)
+
+    def _timed(self) -> None:
+        if self._run is None:
+            self._run = self._stack.enter_context(self._opening())
+        self._run()
+
+    def _close(self) -> None:
+        self._run = None
+        self._stack.close()
 
 
 def stream(peer: LoaderPeer, epoch: Epoch) -> int:
@@ -198,14 +246,6 @@ def _differs(peer: LoaderPeer, folder: Path, what: str) -> CorruptionError:
 
 def _raw(threads: int) -> str:
     return f"raw copy of the states, {threads} thread{'s' if threads > 1 else ''}"
-
-
-def _dropping(files: list[Path]) -> Callable[[], None]:
-    def before() -> None:
-        gc.collect()  # a map that still waits for the collector would keep its pages
-        drop(files)
-
-    return before
 
 
 def _note(peer: LoaderPeer) -> str:

@@ -21,11 +21,12 @@ class Fault:
 
     refuse: answered with `code` instead of being done. reset: the connection ends before it is
     done. lost: it is done, and the connection ends before the answer. short: half of the
-    answer's body arrives. damage: a bit of its body is flipped on the way.
+    answer's body arrives. damage: a bit of its body is flipped on the way. hang: nothing comes,
+    as long as the proxy runs.
     """
 
     method: str
-    kind: Literal["refuse", "reset", "lost", "short", "damage"]
+    kind: Literal["refuse", "reset", "lost", "short", "damage", "hang"]
     text: str = ""
     status: int = 503
     code: str = "SlowDown"
@@ -40,6 +41,7 @@ class FaultyProxy:
         self.faults: list[Fault] = []
         self.seen: list[tuple[str, str, dict[str, str]]] = []
         self.turn = threading.Lock()
+        self.ending = threading.Event()
         self.url = ""
 
     def count(self, method: str, text: str = "") -> int:
@@ -63,6 +65,7 @@ class FaultyProxy:
         try:
             yield self
         finally:
+            self.ending.set()
             server.shutdown()
             server.server_close()
             thread.join()
@@ -89,6 +92,11 @@ class _Handler(BaseHTTPRequestHandler):
             if fault and kind == "refuse":
                 return self._refuse(fault.status, fault.code)
             if kind == "reset":
+                return self._hang_up()
+            if kind == "hang":
+                self.proxy.turn.release()
+                self.proxy.ending.wait()
+                self.proxy.turn.acquire()
                 return self._hang_up()
             if kind == "damage":
                 body = bytes([body[0] ^ 1]) + body[1:]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -116,6 +115,10 @@ class RawCopy:
             for work in works:
                 work.result()
 
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
     def _copy(self, position: int, layer: int, out: Bytes) -> None:
         axis = self._dataset.manifest.storage.axis
         offset = int(self._offsets[position])
@@ -128,8 +131,10 @@ class RawCopy:
         np.copyto(out, self._maps[path][first : first + len(out)])
 
 
-def raw_copy(folder: Path, threads: int) -> Callable[[], None]:
+@contextmanager
+def raw_copy(folder: Path, threads: int) -> Iterator[Callable[[], None]]:
     """A run that copies what an epoch of the loader delivers."""
     loader = open_loader(str(folder))
-    dataset = loader.documents.sets[0]
-    return partial(RawCopy(dataset, loader.packs, threads).run)
+    copy = RawCopy(loader.documents.sets[0], loader.packs, threads)
+    yield copy.run
+    copy.close()
