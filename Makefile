@@ -34,6 +34,7 @@ bench: $(VENV)/.installed $(MODEL)/config.json ## ratios against baselines, by h
 	mkdir -p $(BENCH)
 	$(BIN)/eagle3data bench reader --cold --folder $(BENCH) --plot $(BENCH)/reader.png --markdown $(BENCH)/reader.md
 	$(BIN)/eagle3data bench writer --folder $(BENCH) --plot $(BENCH)/writer.png --markdown $(BENCH)/writer.md
+	$(BIN)/eagle3data bench loader --cold --folder $(BENCH) --markdown $(BENCH)/loader.md
 	$(BIN)/python -m benchmarks.format --folder $(BENCH)
 	$(BIN)/python -m benchmarks.index $(BENCH)/index
 	$(BIN)/python -m benchmarks.validation_full $(BENCH)
