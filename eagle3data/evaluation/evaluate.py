@@ -19,10 +19,9 @@ from eagle3data.extractor.generate import AnswerReader, GeneratorOptions, Talk
 from eagle3data.extractor.generate_vllm import VllmGenerator
 from eagle3data.extractor.sources import SourceRow
 from eagle3data.schema.errors import InputError
-from eagle3data.schema.target import read_json
-from eagle3data.trainer.checkpoint import find_draft
-from eagle3data.trainer.export import ARCHITECTURE, ExportFormat, export_draft
-from eagle3data.trainer.saved import read_draft
+from eagle3data.trainer.export import export_draft
+from eagle3data.trainer.layouts import ExportFormat
+from eagle3data.trainer.published import is_for_sglang, is_published_folder, open_draft
 
 OTHER = "other"
 """Category of a prompt that names none."""
@@ -338,12 +337,14 @@ def _texts(talks: Sequence[Talk]) -> list[str]:
 
 @contextmanager
 def _for_vllm(draft: Path) -> Iterator[Path]:
-    """A draft's folder as vLLM loads it; a run or a checkpoint is exported for the time being."""
-    config = draft / "config.json"
-    if config.is_file() and ARCHITECTURE in str(read_json(config).get("architectures")):
+    """A draft's folder as vLLM loads it; a run or a checkpoint is exported for the time being.
+
+    So is what we wrote for SGLang: vLLM would take its layer ids for its own.
+    """
+    if is_published_folder(draft) and not is_for_sglang(draft):
         yield draft
         return
     with tempfile.TemporaryDirectory(prefix="eagle3data-draft-") as place:
         folder = Path(place) / "draft"
-        export_draft(read_draft(find_draft(draft)), folder, ExportFormat.VLLM)
+        export_draft(open_draft(str(draft)).draft, folder, ExportFormat.VLLM)
         yield folder

@@ -21,6 +21,14 @@ class _Section(BaseModel):
 class ModelSection(_Section):
     """The draft; sizes left out are the target's."""
 
+    init_from: str | None = Field(
+        default=None,
+        description="Start from this draft: a run, a checkpoint, a published folder or hub id.",
+    )
+    init_revision: str | None = Field(default=None, description="Hub revision of init_from.")
+    init_numbering: Literal["vllm", "sglang"] | None = Field(
+        default=None, description="Whose layer ids init_from holds; null: as its layout means."
+    )
     draft_vocab_size: int = Field(default=32_000, gt=0, description="At most the target's.")
     aux_layers: list[int] | None = Field(
         default=None, description="Three captured layers (canonical ids); needed if there are more."
@@ -51,6 +59,10 @@ class DataSection(_Section):
     allow_other_target: bool = Field(
         default=False,
         description="Train against a model of the same sizes but another config or tokenizer.",
+    )
+    allow_misaligned: bool = Field(
+        default=False,
+        description="Train although a probe says that states are not those of their tokens.",
     )
 
 
@@ -118,6 +130,7 @@ class TrainConfig(_Section):
 
 
 MAY_CHANGE_ON_RESUME = {
+    "data.allow_misaligned",
     "data.verify",
     "train.accumulation",
     "train.attention",

@@ -26,6 +26,7 @@ from eagle3data.trainer.config import (
 from eagle3data.trainer.draft import AUX_STATES, Draft, DraftConfig
 from eagle3data.trainer.learner import Subject
 from eagle3data.trainer.saved import DraftDescription, SavedDraft
+from eagle3data.trainer.start import starting_draft
 from eagle3data.trainer.ttt import Speed
 from eagle3data.trainer.vocab import VocabularyMap, count_tokens
 
@@ -136,24 +137,32 @@ def gather(
     device = device or chosen
     counts = count_tokens(dataset.index, target.vocab_size, config.data.train_split)
     wanted = min(config.model.draft_vocab_size, target.vocab_size)
-    vocabulary = VocabularyMap.most_frequent(counts, wanted)
+    embeddings = load_embeddings(model, revision)
+    start = starting_draft(config.model, target, aux_layers, embeddings)
+    vocabulary = start.vocabulary if start else VocabularyMap.most_frequent(counts, wanted)
     target_config = json.loads((model_folder(model, revision) / "config.json").read_text())
-    shape = DraftConfig.from_target(
-        text_config(target_config),
-        draft_vocab_size=wanted,
-        norm_before_residual=config.model.norm_before_residual,
-        fc_norm=config.model.fc_norm,
-        norm_output=config.model.norm_output,
-        num_hidden_layers=config.model.num_hidden_layers,
-        intermediate_size=config.model.intermediate_size,
-        num_attention_heads=config.model.num_attention_heads,
-        num_key_value_heads=config.model.num_key_value_heads,
-        head_dim=config.model.head_dim,
-        rope_parameters=config.model.rope_parameters,
+    shape = (
+        start.description.config
+        if start
+        else DraftConfig.from_target(
+            text_config(target_config),
+            draft_vocab_size=wanted,
+            norm_before_residual=config.model.norm_before_residual,
+            fc_norm=config.model.fc_norm,
+            norm_output=config.model.norm_output,
+            num_hidden_layers=config.model.num_hidden_layers,
+            intermediate_size=config.model.intermediate_size,
+            num_attention_heads=config.model.num_attention_heads,
+            num_key_value_heads=config.model.num_key_value_heads,
+            head_dim=config.model.head_dim,
+            rope_parameters=config.model.rope_parameters,
+        )
     )
     head = load_head(model, revision)
     torch.manual_seed(config.train.seed)
-    draft = Draft(shape, load_embeddings(model, revision))
+    draft = Draft(shape, embeddings)
+    if start:
+        draft.load_state_dict(start.parameters)
     draft_ids = torch.from_numpy(vocabulary.draft_ids)
     if config.model.lm_head != "scratch":
         draft.lm_head.weight.data.copy_(head.lm_head[draft_ids])

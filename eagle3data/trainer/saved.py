@@ -35,9 +35,10 @@ class DraftDescription(BaseModel):
     target_layers: int
     aux_layers: list[int]
     """Canonical ids."""
-    ttt_steps: int
-    data_set: str
-    """`Manifest.identity` of the states it was trained on."""
+    ttt_steps: int | None
+    """None where its publisher does not say."""
+    data_set: str | None
+    """`Manifest.identity` of the states it was trained on; None where that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)

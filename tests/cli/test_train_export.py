@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from eagle3data.cli.main import app
-from eagle3data.trainer.export import load_exported
 from eagle3data.trainer.loop import Run
+from eagle3data.trainer.published import read_published
 from tests.trainer import small
 
 SETTINGS = [
@@ -47,7 +47,7 @@ def test_train_then_export(made: tuple[str, str], tmp_path: Path) -> None:
     assert "held-out after" in printed
     code, printed = run("export", out, "--format", "sglang", "--out", tmp_path / "export")
     assert code == 0, printed
-    assert load_exported(tmp_path / "export").description.aux_layers == small.AUX
+    assert read_published(tmp_path / "export").draft.description.aux_layers == small.AUX
     code, printed = run("export", out, "--format", "vllm", "--out", tmp_path / "export")
     assert code == 2
     assert "not empty" in printed

@@ -11,10 +11,14 @@ import pytest
 import torch
 
 from eagle3data.schema.errors import InputError, LayerError
-from eagle3data.trainer.export import ExportFormat, export_draft, load_exported
+from eagle3data.trainer.export import export_draft
+from eagle3data.trainer.layouts import ExportFormat
+from eagle3data.trainer.published import read_published
 from eagle3data.trainer.saved import DraftDescription, SavedDraft
 from eagle3data.trainer.vocab import VocabularyMap
 from tests.trainer import small
+
+EMBEDDINGS = torch.randn(small.VOCAB, small.HIDDEN)
 
 
 def saved(aux_layers: list[int] | None = None, **changes: Any) -> SavedDraft:
@@ -39,8 +43,8 @@ def saved(aux_layers: list[int] | None = None, **changes: Any) -> SavedDraft:
 @pytest.mark.parametrize("form", ExportFormat)
 def test_round_trip(tmp_path: Path, form: ExportFormat) -> None:
     draft = saved()
-    export_draft(draft, tmp_path / "out", form)
-    back = load_exported(tmp_path / "out")
+    export_draft(draft, tmp_path / "out", form, embeddings=EMBEDDINGS)
+    back = read_published(tmp_path / "out").draft
     assert back.description == draft.description
     assert back.vocabulary.d2t.tolist() == draft.vocabulary.d2t.tolist()
     assert back.vocabulary.t2d.tolist() == draft.vocabulary.t2d.tolist()
@@ -67,7 +71,7 @@ def test_variants_keep_the_names_that_vllm_reads(tmp_path: Path) -> None:
 
 def test_an_export_of_an_import_is_the_same_bytes(tmp_path: Path) -> None:
     export_draft(saved(), tmp_path / "a", ExportFormat.VLLM)
-    export_draft(load_exported(tmp_path / "a"), tmp_path / "b", ExportFormat.VLLM)
+    export_draft(read_published(tmp_path / "a").draft, tmp_path / "b", ExportFormat.VLLM)
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
@@ -75,13 +79,14 @@ def test_an_export_of_an_import_is_the_same_bytes(tmp_path: Path) -> None:
 def test_layer_ids_are_in_each_engines_numbering(tmp_path: Path) -> None:
     configs = {}
     for form in ExportFormat:
-        export_draft(saved(), tmp_path / form, form)
+        export_draft(saved(), tmp_path / form, form, embeddings=EMBEDDINGS)
         configs[form] = json.loads((tmp_path / form / "config.json").read_text())
     key = "eagle_aux_hidden_state_layer_ids"
     assert configs[ExportFormat.VLLM]["eagle_config"][key] == [2, 3, 4]
     assert configs[ExportFormat.VLLM][key] == [2, 3, 4]
     assert configs[ExportFormat.SGLANG]["eagle_config"][key] == [1, 2, 3]
     assert key not in configs[ExportFormat.SGLANG]
+    assert configs[ExportFormat.SPECULATORS][key] == [2, 3, 4]
 
 
 def test_the_published_layout(tmp_path: Path) -> None:
@@ -121,6 +126,35 @@ def test_the_published_layout(tmp_path: Path) -> None:
     assert set(kinds.values()) == {"BF16"}
 
 
+def test_the_layout_of_speculators(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    with pytest.raises(InputError, match="--model"):
+        export_draft(saved(), tmp_path / "out", ExportFormat.SPECULATORS)
+    plain, out = tmp_path / "plain", tmp_path / "out"
+    export_draft(saved(), plain, ExportFormat.VLLM)
+    export_draft(saved(), out, ExportFormat.SPECULATORS, embeddings=EMBEDDINGS)
+    config = json.loads((out / "config.json").read_text())
+    assert config["architectures"] == ["Eagle3Speculator"]
+    assert config["speculators_model_type"] == "eagle3"
+    # A reader takes true for granted where the key is missing.
+    assert config["norm_before_residual"] is False
+    assert config["speculators_config"] == {
+        "algorithm": "eagle3",
+        "default_proposal_method": "greedy",
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+        "verifier": {"name_or_path": "some/model", "architectures": ["LlamaForCausalLM"]},
+    }
+    layer = config["transformer_layer_config"]
+    assert (layer["model_type"], layer["hidden_size"], layer["vocab_size"]) == ("llama", 32, 97)
+    tensors = load_file(out / "model.safetensors")
+    assert torch.equal(tensors.pop("embed_tokens.weight"), EMBEDDINGS.bfloat16())
+    before = load_file(plain / "model.safetensors")
+    assert set(tensors) == {name.replace("midlayer.", "layers.0.") for name in before}
+    for name, tensor in before.items():
+        assert torch.equal(tensors[name.replace("midlayer.", "layers.0.")], tensor)
+
+
 def test_transformers_reads_the_config(tmp_path: Path) -> None:
     import transformers
 
@@ -155,5 +189,5 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
 
 def test_something_else_is_no_export(tmp_path: Path) -> None:
     small.target_folder(tmp_path / "target")
-    with pytest.raises(InputError, match="eagle3data export"):
-        load_exported(tmp_path / "target")
+    with pytest.raises(InputError, match="not of an EAGLE-3 draft"):
+        read_published(tmp_path / "target")
