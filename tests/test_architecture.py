@@ -25,7 +25,10 @@ FLOOR = {
     "cli": 5,
 }
 # Rooms on one floor don't know each other, but for what is named here.
-NEIGHBOURS = {("extractor", "validation")}  # a run is judged by its first samples as they are
+NEIGHBOURS = {
+    ("extractor", "validation"),  # a run is judged by its first samples as they are
+    ("trainer", "validation"),  # and a training starts on states that are those of their tokens
+}
 
 
 def _imports(path: Path) -> set[str]:

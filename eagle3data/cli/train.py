@@ -76,6 +76,10 @@ class _Report:
 
     def __call__(self, record: dict[str, Any]) -> None:
 
+        if record["kind"] == "alignment":
+            if record["notice"]:
+                err.print(f"note: {record['notice']}", markup=False)
+            return
         if record["kind"] == "eval":
             err.print(f"step {record['step']}: held-out {_numbers(record)}", markup=False)
             return

@@ -200,6 +200,7 @@ def describe_published(
     _refuse_variants(config, layer, where)
     shape = _shape(config, layer, where, norm_before_residual=speculator)
     ours = config.get(OURS) or {}
+    facts: dict[str, Any]
     if target is not None:
         _check_sizes(shape, target, where)
         facts = {

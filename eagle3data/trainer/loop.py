@@ -18,6 +18,7 @@ from typing import Any
 from eagle3data.readers.batch import Batch
 from eagle3data.storage.local import exclusive_lock
 from eagle3data.trainer import checkpoint
+from eagle3data.trainer.alignment import require_aligned
 from eagle3data.trainer.checkpoint import Checkpoint
 from eagle3data.trainer.config import TrainConfig
 from eagle3data.trainer.files import write_json
@@ -134,8 +135,10 @@ class Run:
         """Take up the last checkpoint in the folder, or measure the start of a new run."""
         saved = self._load()
         if saved is None:
+            found = self.world.from_first(lambda: require_aligned(self.inputs))
             if self.records:
                 self.records.begin({"kind": "definitions", **DEFINITIONS})
+                self.records.write(found)
             self._open_board()
             self.evaluate()
             return

@@ -103,7 +103,7 @@ def is_for_sglang(path: Path) -> bool:
 
 
 def _fetched(source: str, revision: str | None) -> Path:
-    """The folder of a draft; from the hub its safetensors come, or its pickles if it has no others."""
+    """The folder of a draft; from the hub its safetensors come, or pickles if it has none."""
     folder = model_folder(source, revision, [CONFIG, *PATTERNS[SAFETENSORS]])
     if not Path(source).expanduser().is_dir() and not has_weights(folder, SAFETENSORS):
         folder = model_folder(source, revision, [CONFIG, *PATTERNS[PICKLE]])

@@ -116,6 +116,6 @@ def _check_embeddings(found: PublishedDraft, embeddings: Tensor, source: str) ->
 
     if own.shape != embeddings.shape or not torch.equal(own.bfloat16(), embeddings.bfloat16()):
         raise InputError(
-            f"{source} comes with embeddings that are not the target's. Training uses the target's, "
-            "which this draft was not trained with, so it can't be started from."
+            f"{source} comes with embeddings that are not the target's. Training uses the "
+            "target's, which this draft was not trained with, so it can't be started from."
         )

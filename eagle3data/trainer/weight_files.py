@@ -1,4 +1,4 @@
-"""All tensors of a published model: safetensors or a pickle of tensors alone, in one file or many."""
+"""All tensors of a published model: safetensors, or a pickle of tensors alone; one file or many."""
 
 from __future__ import annotations
 

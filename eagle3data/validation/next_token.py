@@ -119,13 +119,14 @@ def measure(
 
 
 def _among(head: TargetHead, targets: dict[int, Tensor]) -> tuple[TargetHead, dict[int, Tensor]]:
-    """The head's rows of the tokens to choose from, and the targets' places among them."""
+    """The head's rows of the tokens to choose from, where the targets are, and their places."""
     import torch
 
     others = torch.linspace(0, head.vocab_size - 1, min(OTHERS, head.vocab_size)).long()
     tokens = torch.unique(torch.cat([*targets.values(), others]))
     places = {shift: torch.searchsorted(tokens, target) for shift, target in targets.items()}
-    return replace(head, lm_head=head.lm_head[tokens]), places
+    some = replace(head, lm_head=head.lm_head[tokens])
+    return some.to(tokens.device), places
 
 
 def reads_better(one: NextToken, other: NextToken, log_alpha: float) -> bool:
