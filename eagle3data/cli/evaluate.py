@@ -45,6 +45,10 @@ def evaluate(
     report: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the JSON report there, too.")
     ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png|svg", help="Draw the figures there (extra `plot`)."),
+    ] = None,
     json: o.Json = False,
 ) -> None:
     """Let vLLM answer prompts with a draft, and say how many drafted tokens it kept.
@@ -62,9 +66,13 @@ def evaluate(
     from eagle3data.cli.engine_args import engine_arguments
     from eagle3data.evaluation.evaluate import EvaluateOptions
     from eagle3data.evaluation.evaluate import evaluate as run
+    from eagle3data.evaluation.plot import check_plot
+    from eagle3data.evaluation.plot import plot as draw
     from eagle3data.extractor.engines.choice import EngineOptions
     from eagle3data.trainer.files import write_json
 
+    if plot is not None:
+        check_plot(plot)
     chosen = EvaluateOptions(
         num_speculative_tokens=num_speculative_tokens,
         max_new_tokens=max_new_tokens,
@@ -93,6 +101,8 @@ def evaluate(
         )
     if report is not None:
         write_json(report, found.as_dict())
+    if plot is not None:
+        draw(found.as_dict(), plot)
     if json:
         print_json(found.as_dict())
     else:

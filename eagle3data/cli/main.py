@@ -42,7 +42,7 @@ _EXTRA_OF = {
     "tensorboardX": "tensorboard",
     "s3fs": "s3",
     "urllib3": "endpoint",
-    "matplotlib": "bench",
+    "matplotlib": "plot",
 }
 
 

@@ -10,8 +10,6 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from eagle3data.schema.errors import Eagle3DataError
 from eagle3data.validation.shifts import NEXT_TOKEN, LayerShift, layer_shifts
 
@@ -33,11 +31,13 @@ def require_aligned(inputs: Inputs) -> dict[str, Any]:
     """
     began = time.monotonic()
     dataset, section = inputs.dataset, inputs.config.data
-    splits = np.asarray(dataset.index["split"].to_pylist(), dtype=object)
-    chosen = splits == section.train_split if section.train_split is not None else splits == splits
-    readings = layer_shifts(
-        dataset, np.flatnonzero(chosen).tolist(), inputs.loader.layers, inputs.head
-    )
+    wanted = section.train_split
+    positions = [
+        at
+        for at, split in enumerate(dataset.index["split"].to_pylist())
+        if wanted is None or split == wanted
+    ]
+    readings = layer_shifts(dataset, positions, inputs.loader.layers, inputs.head)
     off = [reading for reading in readings if reading.shift]
     if off and not section.allow_misaligned:
         raise MisalignedError(
@@ -63,9 +63,9 @@ def _said(off: Sequence[LayerShift], layers: int) -> str:
     if len(off) == 1 and off[0].named == 0:
         only = off[0]
         return (
-            f"layer {only.layer} is not what leaves the last decoder layer: its rows name their own "
-            f"tokens, but {only.shares[0]:.0%} of {only.rows:,} foretell, through the target's "
-            "norm and lm_head, the one that follows."
+            f"layer {only.layer} is not what leaves the last decoder layer: its rows name their "
+            f"own tokens, but only {only.shares[0]:.0%} of {only.rows:,} foretell, through the "
+            "target's norm and lm_head, the one that follows."
         )
     alike = len(off) == layers and len({reading.shift for reading in off}) == 1
     sentences = []

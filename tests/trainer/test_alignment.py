@@ -1,4 +1,4 @@
-"""What the look before a run says of sets that tell little; the shifted ones are in tests/faults."""
+"""What the look before a run says of sets that tell little; tests/faults has the shifted ones."""
 
 from __future__ import annotations
 
