@@ -195,9 +195,7 @@ def _following(
 
 def _judged(identity: LayerShift, following: LayerShift, *, final: bool) -> LayerShift:
     """What both probes come to."""
-    if following.shift == 0 or (final and following.shift is not None):
+    # Identity alone says nothing of a final layer, which is made to name the next token.
+    if final or following.shift == 0:
         return replace(following, named=identity.shift)
-    if final and identity.shift:
-        # Identity alone says nothing against a final layer, which is made to name the next token.
-        return following
     return identity

@@ -61,7 +61,8 @@ def torchrun(
 
 def curve(out: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines[1:]]
+    steps = [line for line in lines if "steps" in line]  # not what was known before the first
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in steps]
 
 
 def assert_same_run(one: Path, other: Path) -> None:
