@@ -31,14 +31,14 @@ _FIRST_OF_LAYERS = "layers.0."
 _DRAFTED = 3
 """Tokens that a draft proposes at a time where nobody says otherwise."""
 
+_SWITCHES = ("norm_before_residual", "fc_norm", "norm_output")
+"""Variants that a layout names at its top level."""
+
 _MUST_BE = {
     "hidden_act": "silu",
     "attention_bias": False,
     "mlp_bias": False,
-    "num_hidden_layers": 1,
     "norm_before_fc": False,
-    "fc_norm": False,
-    "norm_output": False,
     "use_aux_hidden_state": True,
     "num_aux_hidden_states": AUX_STATES,
     "logit_scale": 1.0,
@@ -91,11 +91,8 @@ def engine_config(description: DraftDescription, form: ExportFormat) -> dict[str
         LayerError: it has no id for one of the aux layers.
     """
     shape = description.config
-    if form is ExportFormat.SGLANG and shape.norm_before_residual:
-        raise InputError(
-            "this draft was trained with norm_before_residual, which SGLang's EAGLE-3 does not "
-            "have: it would draft from a wrong residual without an error. Export it for vLLM."
-        )
+    if form is ExportFormat.SGLANG:
+        _refuse_for_sglang(shape)
     ids = from_canonical(description.aux_layers, form.numbering, description.target_layers)
     ours = {
         "numbering": form.numbering.value,
@@ -107,13 +104,28 @@ def engine_config(description: DraftDescription, form: ExportFormat) -> dict[str
         "architectures": [ARCHITECTURE],
         **_llama_config(shape),
         "draft_vocab_size": shape.draft_vocab_size,
-        "norm_before_residual": shape.norm_before_residual,
+        **{name: getattr(shape, name) for name in _SWITCHES},
         "eagle_config": {_AUX_IDS: ids, "use_aux_hidden_state": True},
         OURS: ours,
     }
     if form is ExportFormat.VLLM:
         config[_AUX_IDS] = ids  # vLLM looks at the top level, and takes its default otherwise
     return config
+
+
+def _refuse_for_sglang(shape: DraftConfig) -> None:
+    """SGLang skips what it doesn't know without a word, and would draft something else."""
+    odd = [name for name in _SWITCHES if getattr(shape, name)]
+    if odd:
+        raise InputError(
+            f"this draft was trained with {', '.join(odd)}, which SGLang's EAGLE-3 does not have: "
+            "it would compute something else without an error. Export it for vLLM."
+        )
+    if shape.num_hidden_layers > 1:
+        raise InputError(
+            "this draft has several layers; SGLang's EAGLE-3 layout has the one that it calls "
+            "midlayer, and would ignore the others without an error. Export it for vLLM."
+        )
 
 
 def _llama_config(shape: DraftConfig) -> dict[str, Any]:
@@ -124,10 +136,9 @@ def _llama_config(shape: DraftConfig) -> dict[str, Any]:
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
-        "num_hidden_layers": 1,
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
-        **shape.model_dump(mode="json", exclude={"draft_vocab_size", "norm_before_residual"}),
+        **shape.model_dump(mode="json", exclude={"draft_vocab_size", *_SWITCHES}),
         # Read by older loaders, which know no rope_parameters.
         "rope_theta": rope["rope_theta"],
         "rope_scaling": scaling if scaling["rope_type"] != "default" else None,
@@ -144,10 +155,8 @@ def _speculator_config(
         "speculators_model_type": "eagle3",
         "draft_vocab_size": shape.draft_vocab_size,
         "target_hidden_size": shape.hidden_size,
-        "norm_before_residual": shape.norm_before_residual,
+        **{name: getattr(shape, name) for name in _SWITCHES},
         "norm_before_fc": False,
-        "fc_norm": False,
-        "norm_output": False,
         "embed_requires_grad": False,
         _AUX_IDS: ids,
         "tie_word_embeddings": False,
@@ -262,11 +271,18 @@ def _refuse_variants(config: dict[str, Any], layer: dict[str, Any], where: str) 
         odd.append(f"model_type is {kind!r}")
     if layer.get("hidden_size") != said.get("target_hidden_size", layer.get("hidden_size")):
         odd.append(f"target_hidden_size is {said['target_hidden_size']}")
+    clear = said.get("fc_norm") or _is_speculator(config) or OURS in config
+    if said.get("norm_output") and not clear:
+        raise InputError(
+            f"{where} says norm_output without fc_norm. In some projects' files that means that "
+            "the normed state is fed back, in others' only that there is a final norm, and one "
+            "drafts wrongly where the other is meant. Take the key out if it means the latter."
+        )
     if odd:
         raise InputError(
-            f"{where}: {'; '.join(odd)}. A draft of this trainer is one Llama layer without biases "
-            f"over {AUX_STATES} states of the target's own width, so this one can't be loaded: it "
-            "would compute something else than it was trained to."
+            f"{where}: {'; '.join(odd)}. A draft of this trainer is made of Llama layers without "
+            f"biases over {AUX_STATES} states of the target's own width, so this one can't be "
+            "loaded: it would compute something else than it was trained to."
         )
 
 
@@ -275,6 +291,9 @@ def _shape(
 ) -> DraftConfig:
     chosen = {
         "norm_before_residual": config.get("norm_before_residual", norm_before_residual),
+        "fc_norm": config.get("fc_norm"),
+        "norm_output": config.get("norm_output"),
+        "num_hidden_layers": layer.get("num_hidden_layers"),
         "initializer_range": layer.get("initializer_range"),
     }
     try:

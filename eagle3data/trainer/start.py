@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 _SHAPE = (
     "draft_vocab_size",
     "norm_before_residual",
+    "fc_norm",
+    "norm_output",
+    "num_hidden_layers",
     "intermediate_size",
     "num_attention_heads",
     "num_key_value_heads",
@@ -101,6 +104,8 @@ def _check_settings(description: DraftDescription, section: ModelSection) -> Non
         for name in _SHAPE
         if name in section.model_fields_set and getattr(section, name) != getattr(shape, name)
     ]
+    if section.lm_head != "scratch":
+        differing.append(f"model.lm_head is {section.lm_head!r}, and would replace the draft's own")
     if differing:
         raise InputError(
             f"{section.init_from} has its own shape: {'; '.join(differing)}. Leave those out."

@@ -53,16 +53,15 @@ def test_round_trip(tmp_path: Path, form: ExportFormat) -> None:
         assert torch.equal(tensor, draft.parameters[name].bfloat16())
 
 
-def test_variants_keep_the_names_that_vllm_reads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", [ExportFormat.VLLM, ExportFormat.SPECULATORS])
+def test_variants_keep_the_names_that_vllm_reads(tmp_path: Path, form: ExportFormat) -> None:
     draft = saved(num_hidden_layers=2, fc_norm=True, norm_output=True)
-    export_draft(draft, tmp_path / "out", ExportFormat.VLLM)
+    export_draft(draft, tmp_path / "out", form, embeddings=EMBEDDINGS)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert (config["num_hidden_layers"], config["fc_norm"], config["norm_output"]) == (
-        2,
-        True,
-        True,
-    )
-    back = load_exported(tmp_path / "out")
+    assert (config["fc_norm"], config["norm_output"]) == (True, True)
+    layer = config.get("transformer_layer_config", config)
+    assert layer["num_hidden_layers"] == 2
+    back = read_published(tmp_path / "out").draft
     assert back.description == draft.description
     assert {"layers.1.input_layernorm.weight", "fc_norm.2.weight"} <= back.parameters.keys()
     assert "layers.1.hidden_norm.weight" not in back.parameters
@@ -169,6 +168,9 @@ def test_transformers_reads_the_config(tmp_path: Path) -> None:
 def test_what_an_engine_has_no_word_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="norm_before_residual"):
         export_draft(saved(norm_before_residual=True), tmp_path / "out", ExportFormat.SGLANG)
+    odd = saved(fc_norm=True, norm_output=True)
+    with pytest.raises(InputError, match="fc_norm, norm_output"):
+        export_draft(odd, tmp_path / "out", ExportFormat.SGLANG)
     with pytest.raises(InputError, match="several layers"):
         export_draft(saved(num_hidden_layers=2), tmp_path / "out", ExportFormat.SGLANG)
     with pytest.raises(LayerError, match="embeddings"):

@@ -231,6 +231,7 @@ def test_wrong_tensors_are_named(
         ({"vocab_size": 98}, "vocab_size is 98 there"),
         ({"attention_bias": True}, "attention_bias is True"),
         ({"norm_before_fc": True}, "norm_before_fc is True"),
+        ({"norm_output": True}, "norm_output without fc_norm"),
         ({"model_type": "qwen3"}, "model_type is 'qwen3'"),
         ({"target_hidden_size": 64}, "target_hidden_size is 64"),
         ({"num_attention_heads": None}, "num_attention_heads"),

@@ -88,6 +88,7 @@ def test_other_layers_are_refused(made: tuple[str, str], published: Path) -> Non
     [
         ("model.draft_vocab_size=50", "model.draft_vocab_size is 50, the draft's is 40"),
         ("model.norm_before_residual=true", "model.norm_before_residual is True"),
+        ("model.lm_head=copied", "model.lm_head is 'copied'"),
         ("model.intermediate_size=64", "model.intermediate_size is 64, the draft's is 48"),
     ],
 )
