@@ -123,11 +123,12 @@ class Program:
 
     def _refusal(self) -> str | None:
         """What the trainer says of the set when it isn't forced; None where it starts."""
-        words = (*self._training(self.out / f"refused-{self.variant.name}"),
-                 *self.arguments.settings, "train.max_steps=1")  # fmt: skip
-        done = subprocess.run(
-            _command("train", *words), capture_output=True, text=True, check=False
-        )
+        with tempfile.TemporaryDirectory() as place:
+            words = _command(
+                "train", *self._training(Path(place) / "run"), *self.arguments.settings,
+                "train.max_steps=1", "data.eval_split=null",
+            )  # fmt: skip
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return None
         if "data.allow_misaligned" not in done.stderr:
