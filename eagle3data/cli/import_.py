@@ -28,7 +28,8 @@ def import_(
         str,
         typer.Option(
             "--format",
-            help="auto looks; or speculators, specforge, deepspec, model-optimizer, eagle, torchspec.",
+            help="auto looks; or speculators, specforge, deepspec, model-optimizer, eagle or "
+            "torchspec.",
         ),
     ] = "auto",
     layers: Annotated[
