@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-PACKING_VERSION = 2
+PACKING_VERSION = 3
 """Part of a loader's state: a change of the algorithm makes old positions meaningless."""
 
 WINDOW_PACKS = 32
 """Look-ahead in budgets: wide enough to fill packs well, narrow enough to keep the shuffle."""
 
 _Item = tuple[int, int, int]
-"""Minus its tokens, the document, its place in the order: sorts longest first."""
+"""Minus its tokens, its place in the order, the document: sorts longest first."""
 
 
 class PackPlan:
@@ -81,7 +81,7 @@ class PackPlan:
         places = range(self._count, self._count + len(order))
         self._count += len(order)
         self._coming.append(
-            zip((-lengths.astype(np.int64)).tolist(), order.tolist(), places, strict=True)
+            zip((-lengths.astype(np.int64)).tolist(), places, order.tolist(), strict=True)
         )
 
     def close(self) -> None:
@@ -131,18 +131,19 @@ class PackPlan:
         least = sorted(fill)[len(fill) // 2] if self._tokens >= enough else 0
         self._window = []
         self._tokens = 0
+        done = []
         for members, tokens in zip(packs, fill, strict=True):
             if tokens >= least:
-                members.sort(key=_place)
-                self._packs.append([document for _, document, _ in members])
+                done.append(sorted((place, document) for _, place, document in members))
             else:
                 self._window += members
                 self._tokens += tokens
+        # They were begun longest first; as they stand in the order, no batch's place tells lengths.
+        # Not so the last of all: the emptiest come in the last step, which is shared out.
+        if least:
+            done.sort()
+        self._packs += [[document for _, document in members] for members in done]
         return True
-
-
-def _place(item: _Item) -> int:
-    return item[2]
 
 
 def _first_fit_decreasing(

@@ -136,7 +136,7 @@ def arranged(
 
 def pack(order: Sequence[Document], budget: int) -> list[list[Document]]:
     """The packs of documents that come in this order."""
-    done: list[list[Document]] = []
+    done: list[list[tuple[int, Document]]] = []
     window: list[tuple[int, Document]] = []
     for entry in enumerate(order):
         window.append(entry)
@@ -144,14 +144,15 @@ def pack(order: Sequence[Document], budget: int) -> list[list[Document]]:
             continue
         made = _fit(window, budget)
         middle = sorted(_tokens(pack) for pack in made)[len(made) // 2]
-        done += [_in_place(pack) for pack in made if _tokens(pack) >= middle]
+        done += sorted(_in_place(pack) for pack in made if _tokens(pack) >= middle)
         window = [entry for pack in made if _tokens(pack) < middle for entry in pack]
-    return done + [_in_place(pack) for pack in _fit(window, budget)]
+    done += [_in_place(pack) for pack in _fit(window, budget)]
+    return [[document for _, document in pack] for pack in done]
 
 
 def _fit(window: list[tuple[int, Document]], budget: int) -> list[list[tuple[int, Document]]]:
     packs: list[list[tuple[int, Document]]] = []
-    for entry in sorted(window, key=lambda one: (-one[1].length, one[1].number, one[0])):
+    for entry in sorted(window, key=lambda one: (-one[1].length, one[0])):
         for made in packs:
             if _tokens(made) + entry[1].length <= budget:
                 made.append(entry)
@@ -165,8 +166,8 @@ def _tokens(entries: Sequence[tuple[int, Document]]) -> int:
     return sum(document.length for _, document in entries)
 
 
-def _in_place(entries: list[tuple[int, Document]]) -> list[Document]:
-    return [document for _, document in sorted(entries, key=lambda entry: entry[0])]
+def _in_place(entries: list[tuple[int, Document]]) -> list[tuple[int, Document]]:
+    return sorted(entries, key=lambda entry: entry[0])
 
 
 def step_of(packs: list[list[Document]], ranks: int, budget: int) -> list[list[Document]]:
