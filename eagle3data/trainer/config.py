@@ -50,7 +50,15 @@ class ModelSection(_Section):
 class DataSection(_Section):
     """Which samples, and how they are packed."""
 
+    more: list[str] = Field(default=[], description="Data sets that are mixed with the first.")
+    weights: list[float] | None = Field(
+        default=None,
+        description="Share of an epoch's tokens from each set; null: each sample comes once.",
+    )
     token_budget: int = Field(default=8192, gt=0, description="Rows of a packed batch.")
+    over_budget: Literal["refuse", "split"] = Field(
+        default="refuse", description="Of samples over the budget; split: into documents."
+    )
     train_split: str | None = Field(default="train", description="null: every sample.")
     eval_split: str | None = Field(default="eval", description="null: nothing is held out.")
     verify: Literal["states", "bytes", "none"] = Field(

@@ -24,7 +24,7 @@ def estimate(inputs: Inputs) -> dict[str, Any]:
         "draft": shape.model_dump(mode="json"),
         "parameters": parameters,
         "aux_layers": inputs.description.aux_layers,
-        "samples": len(inputs.dataset),
+        "samples": sum(len(one) for one in inputs.sets),
         "total_steps": count_steps(inputs),
         "tokens_per_step": budget * settings.accumulation,
         # Parameters, and of those that train gradients and AdamW's two moments, all float32.

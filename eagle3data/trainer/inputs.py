@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from eagle3data.readers.dataset import Dataset, open_dataset
@@ -37,7 +38,8 @@ class Inputs:
 
     Attributes:
         config: the run's settings.
-        dataset: the data set.
+        dataset: the data set; the first one of several.
+        more: those that are mixed with it.
         loader: its training split; batches hold the aux layers, then the final one.
         draft: on `device`.
         head: the target's, on `device`, lm_head in the dtype that its product is done in.
@@ -51,6 +53,7 @@ class Inputs:
 
     config: TrainConfig
     dataset: Dataset
+    more: list[Dataset]
     loader: StreamingLoader
     draft: Draft
     head: TargetHead
@@ -61,6 +64,11 @@ class Inputs:
     description: DraftDescription
     device: torch.device
     speed: Speed
+
+    @property
+    def sets(self) -> list[Dataset]:
+        """All data sets."""
+        return [self.dataset, *self.more]
 
     @property
     def subject(self) -> Subject:
@@ -85,7 +93,7 @@ class Inputs:
         }
         return {
             **settings,
-            "data set": self.dataset.manifest.identity,
+            "data set": self.description.data_set,
             "device type": self.device.type,
         }
 
@@ -94,10 +102,11 @@ class Inputs:
         if self.config.data.eval_split is None:
             return None
         return StreamingLoader(
-            self.dataset,
+            [one for one in self.sets if _has(one, self.config.data.eval_split)],
             token_budget=self.config.data.token_budget,
             layers=self.loader.layers,
             split=self.config.data.eval_split,
+            over_budget=self.config.data.over_budget,
             shuffle=False,
             verify=self.config.data.verify,
             device=self.device,
@@ -129,13 +138,17 @@ def gather(
     Raises:
         InputError: a data set and a model that don't belong together, or settings that can't be.
     """
-    dataset = open_dataset(url)
+    sets = [open_dataset(one) for one in (url, *config.data.more)]
+    dataset = sets[0]
     target, _ = describe_target(model, revision)
-    aux_layers = check_dataset(dataset.manifest, target, config.model, url)
-    check_splits(dataset, config)
+    of_each = [check_dataset(one.manifest, target, config.model, one.url) for one in sets]
+    aux_layers = of_each[0]  # that the others have them too is what the loader asks for
+    check_splits(sets, config)
+    norm_state = check_norms(sets)
     chosen, dtype = choose_device(config.train.device, config.train.autocast)
     device = device or chosen
-    counts = count_tokens(dataset.index, target.vocab_size, config.data.train_split)
+    by_set = [count_tokens(o.index, target.vocab_size, config.data.train_split) for o in sets]
+    counts = np.sum(by_set, axis=0)
     wanted = min(config.model.draft_vocab_size, target.vocab_size)
     embeddings = load_embeddings(model, revision)
     start = starting_draft(config.model, target, aux_layers, embeddings)
@@ -164,15 +177,18 @@ def gather(
     if start:
         draft.load_state_dict(start.parameters)
     draft_ids = torch.from_numpy(vocabulary.draft_ids)
-    if config.model.lm_head != "scratch":
+    if config.model.lm_head != "scratch" and not start:
         draft.lm_head.weight.data.copy_(head.lm_head[draft_ids])
-        draft.lm_head.weight.requires_grad_(config.model.lm_head == "copied")
+    draft.lm_head.weight.requires_grad_(config.model.lm_head != "frozen")
     return Inputs(
         config=config,
         dataset=dataset,
+        more=sets[1:],
         loader=StreamingLoader(
-            dataset,
+            sets,
             token_budget=config.data.token_budget,
+            weights=config.data.weights,
+            over_budget=config.data.over_budget,
             seed=config.train.seed,
             layers=[*aux_layers, dataset.manifest.final_layer],
             split=config.data.train_split,
@@ -186,7 +202,7 @@ def gather(
         vocabulary=vocabulary,
         draft_ids=draft_ids.to(device),
         commonest_token=int(counts.argmax()),
-        post_norm=dataset.manifest.capture.norm_state is NormState.POST,
+        post_norm=norm_state is NormState.POST,
         description=DraftDescription(
             config=shape,
             target=model,
@@ -194,7 +210,7 @@ def gather(
             target_layers=target.num_hidden_layers,
             aux_layers=aux_layers,
             ttt_steps=config.train.ttt_steps,
-            data_set=dataset.manifest.identity,
+            data_set=" ".join(one.manifest.identity for one in sets),
         ),
         device=device,
         speed=choose_speed(config.train, device, dtype, shape.head_dim),
@@ -237,22 +253,43 @@ def check_dataset(
     return sorted(aux_layers)
 
 
-def check_splits(dataset: Dataset, config: TrainConfig) -> None:
-    """Refuse a split that no sample is of.
+def check_splits(sets: list[Dataset], config: TrainConfig) -> None:
+    """Refuse a split that no sample is of; of several sets one may hold out for all.
 
     Raises:
         InputError: says which splits there are, and how to train without one.
     """
-    there = set(dataset.index["split"].to_pylist())
-    for key in ("train_split", "eval_split"):
+    for key, enough in (("train_split", all), ("eval_split", any)):
         wanted = getattr(config.data, key)
-        if wanted is not None and wanted not in there:
-            names = sorted(str(split) for split in there)
+        lacking = [one for one in sets if not _has(one, wanted)]
+        if lacking and not enough(one not in lacking for one in sets):
+            names = sorted({str(split) for split in lacking[0].index["split"].to_pylist()})
             raise InputError(
-                f"{dataset.url} has no sample of split {wanted!r} (data.{key}); its splits are "
+                f"{lacking[0].url} has no sample of split {wanted!r} (data.{key}); its splits are "
                 f"{', '.join(names)}. Name one of them, or set data.{key}=null: then "
                 f"{'every sample is trained on' if key == 'train_split' else 'none is held out'}."
             )
+
+
+def _has(dataset: Dataset, split: str | None) -> bool:
+    return split is None or split in dataset.index["split"].to_pylist()
+
+
+def check_norms(sets: list[Dataset]) -> NormState:
+    """Whether final states carry the final norm: the same in all sets, or the teacher is wrong.
+
+    Raises:
+        InputError: names two sets that differ.
+    """
+    first = sets[0]
+    for other in sets[1:]:
+        if other.manifest.capture.norm_state is not first.manifest.capture.norm_state:
+            raise InputError(
+                f"{other.url} holds final states {other.manifest.capture.norm_state.value}-norm, "
+                f"{first.url} {first.manifest.capture.norm_state.value}-norm. Train on sets that "
+                "were extracted alike."
+            )
+    return first.manifest.capture.norm_state
 
 
 def choose_device(device: str, autocast: str) -> tuple[torch.device, torch.dtype]:

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -135,10 +135,12 @@ class Run:
         """Take up the last checkpoint in the folder, or measure the start of a new run."""
         saved = self._load()
         if saved is None:
-            found = self.world.from_first(lambda: require_aligned(self.inputs))
+            each = [replace(self.inputs, dataset=one) for one in self.inputs.sets]
+            found = self.world.from_first(lambda: [require_aligned(one) for one in each])
             if self.records:
                 self.records.begin({"kind": "definitions", **DEFINITIONS})
-                self.records.write(found)
+                for reading in found:
+                    self.records.write(reading)
             self._open_board()
             self.evaluate()
             return
@@ -185,9 +187,10 @@ class Run:
             learned = self.learner.learn(packs, rate)
         except NonFiniteError as error:
             raise NonFiniteError(
-                f"step {self.step + 1}: {error}; look at them with `eagle3data validate "
-                f"{self.inputs.dataset.url}`, or lower optimizer.learning_rate. The checkpoints "
-                f"in {self.out} are from before it."
+                f"step {self.step + 1}: {error}; look at them with "
+                f"{' or '.join(f'`eagle3data validate {one.url}`' for one in self.inputs.sets)}, "
+                f"or lower optimizer.learning_rate. The checkpoints in {self.out} are from before "
+                "it."
             ) from None
         self.step += 1
         self.history["tokens"] += learned["tokens"]

@@ -128,6 +128,42 @@ def test_a_head_taken_from_the_target(made: tuple[str, str], tmp_path: Path, cho
     assert resumed.summary["steps"] == 2
 
 
+def test_sets_are_mixed_and_long_samples_split(made: tuple[str, str], tmp_path: Path) -> None:
+    other = str(small.data_set(tmp_path / "other", made[1], samples=7))
+    chosen = config(f"data.more=[{other}]", "data.token_budget=20", "data.over_budget=split")
+    inputs = gather(*made, chosen)
+    sets = [inputs.dataset, *inputs.more]
+    assert max(int(length or 0) for length in sets[0].index["length"].to_pylist()) > 20
+    assert len(str(inputs.description.data_set).split()) == 2
+    tokens = 0
+    for one in sets:
+        pairs = zip(one.index["length"].to_pylist(), one.index["split"].to_pylist(), strict=True)
+        tokens += sum(int(n or 0) for n, split in pairs if split == "train")
+    outcome = train(*made, tmp_path / "out", chosen)
+    assert outcome.summary["tokens"] == tokens
+    assert not outcome.interrupted
+
+
+def test_weights_choose_how_much_of_each_set_an_epoch_has(
+    made: tuple[str, str], tmp_path: Path
+) -> None:
+    """The second set is a copy of the first one's first seven samples."""
+    other = str(small.data_set(tmp_path / "other", made[1], samples=7))
+    shares = {}
+    for name, weights in (("weighed", "[0.2,0.8]"), ("plain", "null")):
+        tokens: dict[bool, int] = {True: 0, False: 0}
+        chosen = config(f"data.more=[{other}]", f"data.weights={weights}")
+        for batch in gather(*made, chosen).loader:
+            lengths = batch.cu_seqlens.diff().tolist()
+            for sample, length in zip(batch.sample_ids, lengths, strict=True):
+                tokens[sample in {f"s{n}" for n in range(7)}] += length
+        shares[name] = tokens[True] / sum(tokens.values())
+    assert shares["plain"] < 0.5
+    assert shares["weighed"] > 0.7
+    with pytest.raises(InputError, match="weights"):
+        gather(*made, config(f"data.more=[{other}]", "data.weights=[1.0]"))
+
+
 def test_norm_weights_move(made: tuple[str, str], tmp_path: Path) -> None:
     train(*made, tmp_path, config("train.max_steps=5", "train.autocast=bfloat16"))
     saved = load_last(tmp_path)
