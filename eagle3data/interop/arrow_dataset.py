@@ -82,15 +82,24 @@ class ArrowDataset:
         try:
             with pa.memory_map(str(path)) as mapped:
                 table = pa.ipc.open_stream(mapped).read_all()
-        except (OSError, pa.ArrowException) as error:
+                # A damaged offset would else be followed out of the file when a row is read.
+                table.validate(full=True)
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise InputError(
                 f"{path} is not a whole Arrow file ({error}). Copy it again from where it was made."
             ) from None
-        absent = [name for name in COLUMNS if name not in table.column_names]
+        absent = [name for name in COLUMNS if not _is_list(table, name)]
         if absent:
             raise InputError(
-                f"{path} has no column {' or '.join(absent)}, only "
+                f"{path} has no column of lists {' or '.join(absent)}, only "
                 f"{', '.join(table.column_names)}. "
                 "Name the folder with --dataset that `prepare-data` wrote."
             )
         return table.select(COLUMNS)
+
+
+def _is_list(table: pa.Table, name: str) -> bool:
+    if name not in table.column_names:
+        return False
+    kind = table.schema.field(name).type
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind)

@@ -51,7 +51,7 @@ def load(path: Path, place: str) -> Any:
         raise refusals.refusal(
             refusals.UNSAFE,
             place,
-            f"its pickle asks for more than plain tensors: {_said(error)}",
+            f"its pickle is torn or asks for more than plain tensors: {_said(error)}",
             "tensors, numbers and strings",
             "Nothing of it was run. If you trust it, load and save it yourself as plain tensors.",
         ) from None

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +19,11 @@ from tests.interop.layouts import (
     specforge_features,
     write_arrow,
     write_deepspec,
+    write_eagle,
+    write_modelopt,
+    write_specforge,
     write_speculators,
+    write_torchspec,
 )
 from tests.interop.reading import opened
 
@@ -63,3 +70,26 @@ def test_no_torch_before_a_torch_file() -> None:
     probe = "import eagle3data.interop.choice, sys; print({'torch'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        write_speculators,
+        write_specforge,
+        write_deepspec,
+        write_modelopt,
+        write_eagle,
+        write_torchspec,
+    ],
+)
+def test_many_threads_read_what_one_does(tmp_path: Path, write: Callable[..., Path]) -> None:
+    if write is write_speculators:
+        write_arrow(tmp_path, samples())
+    source = opened(write(tmp_path, samples()))
+    alone = {entry.place: np.stack(source.states(entry)) for entry in source.entries()}
+    shared = opened(tmp_path)  # nothing read of it yet
+    with ThreadPoolExecutor(8) as pool:
+        again = list(pool.map(shared.states, shared.entries() * 3))
+    for entry, states in zip(source.entries() * 3, again, strict=True):
+        assert np.array_equal(np.stack(states), alone[entry.place])

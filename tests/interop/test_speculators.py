@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from eagle3data.schema.errors import InputError
 from eagle3data.schema.manifest import NormState
-from tests.interop.layouts import SLOTS, Wanted, samples, write_arrow, write_speculators
+from tests.interop.layouts import LENGTHS, SLOTS, Wanted, samples, write_arrow, write_speculators
 from tests.interop.reading import check_equal, cut, opened, refusal_of, refusals
 
 ALL = list(range(SLOTS))
@@ -128,6 +129,27 @@ def test_an_arrow_file_that_is_torn(folder: Path) -> None:
     cut(folder / "data-00001-of-00002.arrow", 0.5)
     with pytest.raises(InputError, match="data-00001-of-00002.arrow is not a whole Arrow file"):
         opened(folder)
+
+
+def test_an_arrow_file_with_an_offset_out_of_it(folder: Path) -> None:
+    path = folder / "data-00000-of-00002.arrow"
+    offsets = np.cumsum([0, *LENGTHS[:6]]).astype("<i4").tobytes()
+    whole = path.read_bytes()
+    assert whole.count(offsets) == 2  # of the ids and of the masks
+    path.write_bytes(whole.replace(offsets, offsets[:-4] + b"\xff\xff\xff\x7f"))
+    with pytest.raises(InputError, match="not a whole Arrow file"):
+        opened(folder)
+
+
+def test_a_data_set_of_texts(tmp_path: Path) -> None:
+    table = pa.table({"input_ids": ["one"], "loss_mask": [[1]]})
+    write_arrow(tmp_path, samples()[:1], files=1)
+    write_speculators(tmp_path, samples()[:1])
+    path = str(tmp_path / "data-00000-of-00001.arrow")
+    with pa.OSFile(path, "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    with pytest.raises(InputError, match="no column of lists input_ids, only input_ids, loss_mask"):
+        opened(tmp_path)
 
 
 def test_rows_in_an_order_of_indices(folder: Path) -> None:
