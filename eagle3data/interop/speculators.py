@@ -1,6 +1,6 @@
 """speculators' offline data: `hs_{row}.safetensors` beside a Hugging Face data set.
 
-Checked against the writers of speculators and hs_connectors 0.9.0: a file holds `hidden_states`
+Checked against vLLM 0.26's connector and hs_connectors 0.9.0, which write: a file holds `hidden_states`
 `[T, slots, H]` in the engine's dtype and `token_ids` int64 `[T]`; with the FP8 connector the states
 are float8_e4m3fn beside `hidden_states_scales`, float32 `[T, 1, 1]`, a scale a token over all
 slots. The data set (`input_ids`, `loss_mask`, `seq_len`) lies in the same folder, in the folder
