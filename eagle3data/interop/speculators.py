@@ -2,10 +2,11 @@
 
 Checked against the writers of vLLM 0.32 (ExampleHiddenStatesConnector), speculators and
 hs_connectors 0.9.0: a file holds `hidden_states` `[T, slots, H]` in the engine's dtype and
-`token_ids` int64 `[T]`; with the FP8 connector the states are float8_e4m3fn beside `hidden_states_scales`, float32 `[T, 1, 1]`, a scale a token over all
-slots. The data set (`input_ids`, `loss_mask`, `seq_len`) lies in the same folder, in the folder
-above (their default: `hidden_states/` inside the data set), or where `--dataset` says. Layer ids
-are nowhere; vLLM's ids are canonical, and its id N is before the final norm.
+`token_ids` int64 `[T]`; with the FP8 connector the states are float8_e4m3fn beside
+`hidden_states_scales`, float32 `[T, 1, 1]`, a scale a token over all slots. The data set
+(`input_ids`, `loss_mask`, `seq_len`) lies in the same folder, in the folder above (their default:
+`hidden_states/` inside the data set), or where `--dataset` says. Layer ids are nowhere; vLLM's ids
+are canonical, and its id N is before the final norm.
 
 A float8 state times its scale is rounded once, to bfloat16. Their own reader rounds the scale to
 bfloat16 first, so its values are off these by up to 1/128.
