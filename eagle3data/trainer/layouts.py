@@ -63,7 +63,7 @@ class ExportFormat(StrEnum):
 def is_published(config: dict[str, Any]) -> bool:
     """Whether a `config.json` is of a draft in one of the layouts."""
     names = set(config.get("architectures") or [])
-    if names & {ARCHITECTURE, SPECULATOR, *_OTHER_NAMES}:
+    if names & {ARCHITECTURE, SPECULATOR, *_OTHER_NAMES} or _is_speculator(config):
         return True
     # Some drafts are published under their one layer's name; a draft's vocabulary tells them apart.
     return "LlamaForCausalLM" in names and "draft_vocab_size" in config
@@ -238,7 +238,8 @@ def describe_published(
 
 
 def _is_speculator(config: dict[str, Any]) -> bool:
-    return SPECULATOR in (config.get("architectures") or []) or "speculators_config" in config
+    """By what engines look at: the library itself saves its class under `architectures`."""
+    return config.get("speculators_model_type") == "eagle3"
 
 
 def _eagle(config: dict[str, Any]) -> dict[str, Any]:
@@ -269,7 +270,7 @@ def _refuse_variants(config: dict[str, Any], layer: dict[str, Any], where: str) 
     kind = layer.get("model_type", "llama")
     if kind != "llama":
         odd.append(f"model_type is {kind!r}")
-    if layer.get("hidden_size") != said.get("target_hidden_size", layer.get("hidden_size")):
+    if said.get("target_hidden_size") not in (None, layer.get("hidden_size")):
         odd.append(f"target_hidden_size is {said['target_hidden_size']}")
     clear = said.get("fc_norm") or _is_speculator(config) or OURS in config
     if said.get("norm_output") and not clear:

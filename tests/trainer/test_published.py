@@ -101,6 +101,19 @@ def test_what_a_missing_key_means_differs(tmp_path: Path, target: Any) -> None:
         assert found.norm_before_residual is meant
 
 
+def test_what_the_library_of_speculators_saves(tmp_path: Path, target: Any) -> None:
+    """Its save_pretrained (0.9.0) names its class, leaves nulls, and its buffers out."""
+    folder = published(tmp_path / "out", ExportFormat.SPECULATORS)
+    before = states(read_published(folder, target=target).draft)
+
+    def saved_again(config: dict[str, Any]) -> None:
+        config.update(architectures=["Eagle3DraftModel"], target_hidden_size=None)
+        config["transformer_layer_config"].update(architectures=None, head_dim=8)
+
+    edit(folder, saved_again)
+    assert torch.equal(states(read_published(folder, target=target).draft), before)
+
+
 def test_whose_the_layer_ids_are(tmp_path: Path, target: Any) -> None:
     folder = published(tmp_path / "out", ExportFormat.SGLANG)
 
