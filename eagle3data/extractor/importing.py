@@ -114,6 +114,7 @@ def import_states(
         options.source,
         hidden_size=target.hidden_size,
         pad_token_id=options.source.pad_token_id,
+        num_hidden_layers=target.num_hidden_layers,
     )
     facts = source.facts()
     slots = name_slots(facts, options, target.num_hidden_layers)

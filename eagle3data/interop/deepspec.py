@@ -88,6 +88,7 @@ class DeepSpecSource(SourceOfSamples):
                 f"{options.path / MANIFEST} says hidden size {self._manifest.hidden_size}; the "
                 f"target has {hidden_size}. Is it the right --model?"
             )
+        self._check_layers()
         self._records = _records(options.path / INDEX)
         count = max(self._manifest.samples, len(self._records))
         super().__init__([Entry(place=f"{INDEX}#{row}", row=row) for row in range(count)], {})
@@ -115,6 +116,14 @@ class DeepSpecSource(SourceOfSamples):
             model=manifest.model,
             notes=notes,
         )
+
+    def _check_layers(self) -> None:
+        layers, final = self._manifest.layers, self._final
+        if final is not None and not all(-1 <= layer < final - 1 for layer in layers):
+            raise InputError(
+                f"{self._folder / MANIFEST} says target_layer_ids {layers}; a target of {final} "
+                f"layers has -1 to {final - 2} below its final one. Is it the right --model?"
+            )
 
     def _open(self, entry: Entry) -> _Sample:
         place, manifest = entry.place, self._manifest

@@ -37,6 +37,14 @@ def test_facts_convert_the_layers(tmp_path: Path) -> None:
     assert any("0, 5, 9 and the final" in note for note in unsaid.notes)
 
 
+@pytest.mark.parametrize("layers", [8, 9])
+def test_layers_that_the_target_does_not_have(tmp_path: Path, layers: int) -> None:
+    write_deepspec(tmp_path, samples())
+    options = SourceOptions(path=tmp_path)
+    with pytest.raises(InputError, match=r"\[-1, 4, 8\]; a target of.*--model"):
+        open_source(options, hidden_size=HIDDEN, pad_token_id=0, num_hidden_layers=layers)
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_float8_without_scales_is_exact_in_bfloat16(tmp_path: Path, dtype: torch.dtype) -> None:
     wanted = samples()
