@@ -48,15 +48,16 @@ def main() -> None:
         errors: dict[int, list[npt.NDArray[np.float32]]] = {k: [] for k in dataset.manifest.layers}
         for position in chosen.tolist():
             sample = dataset[position]
-            for layer, expected in _reference(model, sample, dataset.manifest.layers).items():
+            for layer, expected in reference(model, sample, dataset.manifest.layers).items():
                 stored = sample.hidden_states[layer].astype(np.float32)
                 norms = np.linalg.norm(expected, axis=1)
                 errors[layer].append(np.linalg.norm(stored - expected, axis=1) / norms)
     _show(options.compute_dtype, lengths, chosen, errors)
 
 
-def _reference(model: Any, sample: Sample, layers: list[int]) -> dict[int, npt.NDArray[np.float32]]:
-    """What enters layer k is `hidden_states[k]`; what leaves the last one only a hook sees."""
+def reference(model: Any, sample: Sample, layers: list[int]) -> dict[int, npt.NDArray[np.float32]]:
+    """A sample's states by transformers: what enters layer k is `hidden_states[k]`, and what leaves
+    the last layer, before the norm, only a hook sees."""
     final: list[torch.Tensor] = []
 
     def keep(_module: Any, _args: Any, output: Any) -> None:

@@ -12,27 +12,11 @@ import torch
 import transformers
 import zarr
 
-from eagle3data import Dataset, Sample, open_dataset
+from benchmarks.vllm_states import reference
+from eagle3data import Dataset, open_dataset
 from tests.support import Command
 
 LAYERS = [2, 15, 27, 30]
-
-
-def _reference(model: Any, sample: Sample) -> dict[int, npt.NDArray[np.float32]]:
-    """Residual streams of one sample: `hidden_states[k]`, and the last layer's raw output."""
-    final: list[torch.Tensor] = []
-
-    def keep(_module: Any, _args: Any, output: Any) -> None:
-        final.append(output[0] if isinstance(output, tuple) else output)
-
-    hook = model.model.layers[-1].register_forward_hook(keep)
-    with torch.inference_mode():
-        ids = torch.from_numpy(sample.input_ids.astype(np.int64))[None]
-        output = model(input_ids=ids, output_hidden_states=True, use_cache=False)
-    hook.remove()
-    states = {layer: output.hidden_states[layer][0] for layer in LAYERS[:-1]}
-    states[30] = final[0].reshape(len(sample), -1)
-    return {layer: value.float().numpy() for layer, value in states.items()}
 
 
 def _load(folder: Path, dtype: torch.dtype) -> Any:
@@ -60,7 +44,7 @@ def test_float32_on_every_layer(smollm2: Path, float32_states: str) -> None:
     dataset, model = open_dataset(float32_states), _load(smollm2, torch.float32)
     for position in _some(dataset):
         sample = dataset[position]
-        for layer, expected in _reference(model, sample).items():
+        for layer, expected in reference(model, sample, LAYERS).items():
             stored = sample.hidden_states[layer].astype(np.float32)
             error = np.linalg.norm(stored - expected) / np.linalg.norm(expected)
             print(f"float32, {len(sample)} tokens, layer {layer}: relative error {error:.1e}")
@@ -72,7 +56,7 @@ def test_bfloat16_by_quantiles_of_rows(smollm2: Path, states: str) -> None:
     errors: dict[int, list[npt.NDArray[np.float32]]] = {layer: [] for layer in LAYERS}
     for position in _some(dataset):
         sample = dataset[position]
-        for layer, expected in _reference(model, sample).items():
+        for layer, expected in reference(model, sample, LAYERS).items():
             stored = sample.hidden_states[layer].astype(np.float32)
             norms = np.linalg.norm(expected, axis=1)
             errors[layer].append(np.linalg.norm(stored - expected, axis=1) / norms)

@@ -18,6 +18,17 @@ from eagle3data.trainer.draft import Draft, DraftConfig
 
 HIDDEN, LAYERS, VOCAB = 32, 6, 97
 AUX, FINAL = [2, 3, 4], 6
+SETTINGS = [
+    "data.token_budget=40",
+    "model.draft_vocab_size=30",
+    "optimizer.learning_rate=3e-3",
+    "train.ttt_steps=2",
+    "train.device=cpu",
+    "train.autocast=float32",
+    "train.eval_every=4",
+    "train.save_every=3",
+]
+"""Of a run over `data_set` that is over in seconds."""
 
 
 def config(**changes: Any) -> DraftConfig:

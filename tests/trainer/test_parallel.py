@@ -22,25 +22,6 @@ from eagle3data.trainer.loop import train
 from eagle3data.trainer.parallel import processes
 from tests.trainer import small
 
-SETTINGS = [
-    "data.token_budget=40",
-    "model.draft_vocab_size=30",
-    "optimizer.learning_rate=3e-3",
-    "train.ttt_steps=2",
-    "train.device=cpu",
-    "train.autocast=float32",
-    "train.eval_every=4",
-    "train.save_every=3",
-]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """A data set whose training packs are odd in number, and the folder of its target."""
-    root = tmp_path_factory.mktemp("made")
-    target = small.target_folder(root / "target")
-    return str(small.data_set(root / "states", target)), str(target)
-
 
 def torchrun(
     made: tuple[str, str], out: Path, *settings: str, processes: int = 2, script: str | None = None
@@ -51,7 +32,7 @@ def torchrun(
         [
             sys.executable, "-m", "torch.distributed.run", "--standalone",
             f"--nproc-per-node={processes}", *command,
-            "train", made[0], "--model", made[1], "--out", str(out), *SETTINGS, *settings,
+            "train", made[0], "--model", made[1], "--out", str(out), *small.SETTINGS, *settings,
         ],
         capture_output=True, text=True, timeout=240, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -107,7 +88,7 @@ def test_processes_equal_one_with_accumulation_whatever_becomes_of_them(
     Gradients are clipped, and each epoch ends in a step in which one process has no pack.
     """
     settings = ["train.epochs=2", "optimizer.max_grad_norm=0.05"]
-    one = load_config(None, [*SETTINGS, *settings, "train.accumulation=2"])
+    one = load_config(None, [*small.SETTINGS, *settings, "train.accumulation=2"])
     train(*made, tmp_path / "whole", one)
     assert len(gather(*made, one).loader.packs) == 9
     norms = [record["grad_norm"] for record in curve(tmp_path / "whole") if "grad_norm" in record]
@@ -134,8 +115,8 @@ def test_steps_are_counted_anew_for_another_number_of_packs(
     made: tuple[str, str], tmp_path: Path
 ) -> None:
     """Each sample still comes once an epoch when what is left is packed into larger steps."""
-    whole = train(*made, tmp_path / "whole", load_config(None, [*SETTINGS, "train.epochs=2"]))
-    one = load_config(None, [*SETTINGS, "train.epochs=2"])
+    whole = train(*made, tmp_path / "whole", load_config(None, [*small.SETTINGS, "train.epochs=2"]))
+    one = load_config(None, [*small.SETTINGS, "train.epochs=2"])
 
     def stop(record: dict[str, Any]) -> None:
         if record["kind"] == "train" and record["step"] == 3:
@@ -143,7 +124,7 @@ def test_steps_are_counted_anew_for_another_number_of_packs(
 
     stopped = train(*made, tmp_path / "run", one, report=stop)
     assert stopped.interrupted
-    three = load_config(None, [*SETTINGS, "train.epochs=2", "train.accumulation=3"])
+    three = load_config(None, [*small.SETTINGS, "train.epochs=2", "train.accumulation=3"])
     outcome = train(*made, tmp_path / "run", three)
     assert outcome.summary["tokens"] == whole.summary["tokens"]
     assert 3 < outcome.summary["steps"] < whole.summary["steps"]
