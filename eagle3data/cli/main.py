@@ -28,6 +28,7 @@ COMMANDS = (
     "repair",
     "copy",
     "import",
+    "export-dataset",
     "train",
     "export",
     "evaluate",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,34 @@ def test_states_come_in_as_they_are(
         assert same_sample(here[row], originals[here[row].sample_id])
 
 
+def test_there_and_back(states: str, smollm2: Path, command: Command, tmp_path: Path) -> None:
+    """What `export-dataset` writes, `import` reads: the final states of SpecForge post-norm."""
+    for layout in ("speculators", "specforge"):
+        folder, url = tmp_path / layout, str(tmp_path / f"{layout}-set")
+        words = ["export-dataset", states, "--format", layout, "--model", smollm2]
+        done = command(*words, "--out", folder)
+        assert done.returncode == 0, done.stderr
+        source = SourceOptions(path=folder)
+        report = import_states(
+            ImportOptions(source=source, layers=LAYERS), str(smollm2), url, _extract(smollm2, url)
+        )
+        assert report.format == layout
+        here, there = open_dataset(url), open_dataset(states)
+        assert len(here) == len(there)
+        originals = {there[row].sample_id: there[row] for row in range(len(there))}
+        for row in range(len(here)):
+            mine, original = here[row], originals[here[row].sample_id]
+            for layer in (2, 15, 27):
+                np.testing.assert_array_equal(
+                    mine.hidden_states[layer], original.hidden_states[layer]
+                )
+        final = here.manifest.capture.norm_state
+        assert final == ("pre" if layout == "speculators" else "post")
+        sizes = np.linalg.norm(mine.hidden_states[30].astype(np.float32), axis=1)
+        before = np.linalg.norm(original.hidden_states[30].astype(np.float32), axis=1)
+        assert np.allclose(sizes, before) == (layout == "speculators")
+
+
 def test_what_the_source_does_not_say_is_asked_for(source: Path, smollm2: Path) -> None:
     def refused(layers: str | None) -> str:
         options = ImportOptions(source=SourceOptions(path=source), layers=layers)
@@ -111,22 +140,26 @@ def test_a_file_that_breaks_after_the_scan_costs_its_sample(
 
     def run(prompts: str, options: ExtractOptions) -> ExtractReport:
         (folder / "hs_2.safetensors").unlink()
-        return extract(
-            prompts,
-            str(smollm2),
-            str(tmp_path / "set"),
-            options,
-            on_start=_unheard,
-            on_tokens=_unheard,
-            on_wait=_unheard,
-            on_notice=_unheard,
-        )
+        return _extract(smollm2, str(tmp_path / "set"))(prompts, options)
 
     options = ImportOptions(source=SourceOptions(path=folder), layers=LAYERS)
     report = import_states(options, str(smollm2), str(tmp_path / "set"), run)
     assert report.extraction.failed == 1
     assert report.refused == {}
     assert len(open_dataset(str(tmp_path / "set"))) == report.found - 1
+
+
+def _extract(model: Path, url: str) -> Callable[[str, ExtractOptions], ExtractReport]:
+    return lambda prompts, options: extract(
+        prompts,
+        str(model),
+        url,
+        options,
+        on_start=_unheard,
+        on_tokens=_unheard,
+        on_wait=_unheard,
+        on_notice=_unheard,
+    )
 
 
 def _unheard(*_: object) -> None:
