@@ -42,18 +42,18 @@ _HOW = ("--json", "--dtype", "float32", "--max-new-tokens", "24", "--limit", "1"
 
 
 @pytest.fixture(scope="module")
-def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("questions") / "prompts.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in _ROWS))
     return file
 
 
 @pytest.fixture(scope="module")
-def found(run: Path, smollm2: Path, prompts: Path) -> dict[str, Any]:
+def found(run: Path, smollm2: Path, questions: Path) -> dict[str, Any]:
     """What the run's draft was measured to do, in the layout that vLLM calls its own."""
-    done = eagle3data("evaluate", run, "--model", smollm2, "--prompts", prompts, *_HOW)
+    done = eagle3data("evaluate", run, "--model", smollm2, "--prompts", questions, *_HOW)
     assert done.returncode == 0, done.stderr
-    assert f"{prompts}:4" in done.stderr
+    assert f"{questions}:4" in done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     return report
 
@@ -80,12 +80,12 @@ def test_a_run_is_measured_and_answers_stay_the_same(found: dict[str, Any]) -> N
 
 
 def test_the_layout_of_speculators_drafts_the_same(
-    found: dict[str, Any], run: Path, smollm2: Path, prompts: Path, tmp_path: Path
+    found: dict[str, Any], run: Path, smollm2: Path, questions: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "speculator"
     done = eagle3data("export", run, "--format", "speculators", "--model", smollm2, "--out", out)
     assert done.returncode == 0, done.stderr
-    words = ("--model", smollm2, "--prompts", prompts, "--no-compare", *_HOW)
+    words = ("--model", smollm2, "--prompts", questions, "--no-compare", *_HOW)
     done = eagle3data("evaluate", out, *words)
     assert done.returncode == 0, done.stderr
     other = json.loads(done.stdout)
