@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from eagle3data.schema.machine import has_bfloat16_units
 
 PROMPTS = "examples/demo/prompts.jsonl"
 CONFIG = "examples/demo/train.yaml"
@@ -50,6 +53,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     out, model = arguments.out, arguments.model
+    if not has_bfloat16_units():
+        print("This CPU only emulates bfloat16, so the model runs in float32.")
+        os.environ.setdefault("EAGLE3DATA_COMPUTE_DTYPE", "float32")
     out.mkdir(parents=True, exist_ok=True)
     paths = {
         name: str(out / name)

@@ -31,7 +31,7 @@ def evaluate(
     max_new_tokens: Annotated[int, typer.Option(help="Answers are cut there.")] = 256,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the sampling, with a temperature.")] = 0,
-    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
+    dtype: o.ModelDtype = "bfloat16",
     limit: Annotated[
         int | None, typer.Option(min=1, help="Only so many conversations of each category.")
     ] = None,

@@ -48,5 +48,16 @@ EngineArg = Annotated[
     ),
 ]
 ComputeDtype = Annotated[
-    str, typer.Option(help="auto (the checkpoint's own), bfloat16, float16 or float32.")
+    str,
+    typer.Option(
+        envvar="EAGLE3DATA_COMPUTE_DTYPE",
+        help="auto (the checkpoint's own), bfloat16, float16 or float32; the last is the fast one "
+        "on CPUs that only emulate bfloat16.",
+    ),
+]
+ModelDtype = Annotated[
+    str,
+    typer.Option(
+        envvar="EAGLE3DATA_COMPUTE_DTYPE", help="Of the model: bfloat16, float16 or float32."
+    ),
 ]

@@ -29,7 +29,7 @@ def regenerate(
             "default. A killed run loses at most twice as many."
         ),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
+    dtype: o.ModelDtype = "bfloat16",
     seed: Annotated[int, typer.Option(help="Of the sampling, with a temperature.")] = 0,
     tensor_parallel_size: o.TensorParallelSize = 1,
     engine_arg: o.EngineArg = None,

@@ -13,6 +13,7 @@ from eagle3data.readers.dataset import Dataset, open_dataset
 from eagle3data.readers.loader import StreamingLoader
 from eagle3data.schema.errors import InputError
 from eagle3data.schema.layers import missing_final_layer
+from eagle3data.schema.machine import has_bfloat16_units
 from eagle3data.schema.manifest import Manifest, NormState, TargetModel
 from eagle3data.schema.target import describe_target, model_folder, text_config
 from eagle3data.storage.model_weights import TargetHead, load_embeddings, load_head
@@ -305,7 +306,7 @@ def choose_device(device: str, autocast: str) -> tuple[torch.device, torch.dtype
         raise InputError(f"train.device is {device!r}; expected auto, cpu or cuda.") from None
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"train.device is {device!r}, but torch sees no GPU here.")
-    fast = chosen.type != "cpu" or bool(torch.cpu.get_capabilities().get("amx_bf16"))
+    fast = chosen.type != "cpu" or has_bfloat16_units()
     use = autocast == "bfloat16" or (autocast == "auto" and fast)
     return chosen, torch.bfloat16 if use else torch.float32
 
