@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # of the vLLM engine name it.
 os.environ["EAGLE3DATA_ENGINE"] = "transformers"
 if not has_bfloat16_units():
-    # There bfloat16 is emulated, ten times slower; whatever needs it names it.
+    # There bfloat16 is emulated, ten times slower; what needs it (the faults) names it.
     os.environ["EAGLE3DATA_COMPUTE_DTYPE"] = "float32"
 # Else each vLLM binds its threads to the same cores as every other, and they wait in circles.
 os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"

@@ -20,12 +20,6 @@ HIDDEN, LAYERS, VOCABULARY = 32, 12, 500
 CONVERSATIONS = Path(__file__).parent / "data" / "conversations.jsonl"
 """Prompts of our own, answered by SmolLM2 through `regenerate`."""
 
-
-def compute_dtype() -> str:
-    """In which the model runs: bfloat16, but where a CPU only emulates that."""
-    return os.environ.get("EAGLE3DATA_COMPUTE_DTYPE", "bfloat16")
-
-
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

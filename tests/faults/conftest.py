@@ -13,7 +13,6 @@ from tests.faults.capture import LAYERS, ONE_SHORT, Captured, capture, write
 from tests.faults.natures import NATURES, tokens
 from tests.faults.stored import StoredSet
 from tests.faults.texts import conversations
-from tests.support import compute_dtype
 
 
 @pytest.fixture(scope="session")
@@ -28,8 +27,7 @@ def target(smollm2: Path) -> Any:
     import torch
     import transformers
 
-    dtype = getattr(torch, compute_dtype())
-    return transformers.AutoModelForCausalLM.from_pretrained(smollm2, dtype=dtype).eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.bfloat16).eval()
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,6 @@ from eagle3data.validation.validate import validate
 from tests.faults.capture import Captured, write
 from tests.faults.stored import StoredSet
 from tests.faults.test_matrix import changed, exchanged, from_captured, swapped
-from tests.support import compute_dtype
 
 Of = Callable[[str], list[Captured]]
 FINAL = 30
@@ -172,9 +171,7 @@ def noisy(states: Any) -> Any:
 
     size = np.median(np.abs(states.astype(np.float32)), axis=1, keepdims=True)
     noise = size * np.random.default_rng(0).standard_normal(states.shape)
-    return (
-        torch.from_numpy(states + 0.15 * noise).to(getattr(torch, compute_dtype())).half().numpy()
-    )
+    return torch.from_numpy(states + 0.15 * noise).bfloat16().half().numpy()
 
 
 def mean_of_neighbours(states: Any) -> Any:

@@ -20,7 +20,7 @@ from eagle3data.validation.recompute import Recomputation, check_recomputed
 from eagle3data.validation.recomputed import Recomputed, RecomputingTarget
 from eagle3data.writers.dataset_writer import DatasetWriter
 from tests.faults.stored import States, StoredSet
-from tests.support import Command, compute_dtype
+from tests.support import Command
 
 LAYERS = [2, 15, 27, 30]
 FINAL = 30
@@ -70,13 +70,13 @@ class OneLoad:
 
 
 @pytest.fixture(scope="module")
-def loaded(smollm2: Path) -> OneLoad:
-    return OneLoad(TransformersTarget(str(smollm2), compute_dtype=compute_dtype()))
+def bfloat16(smollm2: Path) -> OneLoad:
+    return OneLoad(TransformersTarget(str(smollm2), compute_dtype="bfloat16"))
 
 
 @pytest.fixture(scope="module")
 def few(states: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of what `extract` made (in padded batches) every third sample and the longest."""
+    """Of what `extract` made (in padded batches, bfloat16) every third sample and the longest."""
     folder = tmp_path_factory.mktemp("few") / "set"
     dataset = open_dataset(states)
     positions = {*range(0, len(dataset), 3), int(dataset.index["length"].to_numpy().argmax())}
@@ -97,11 +97,11 @@ Check = Callable[[StoredSet], Recomputation]
 
 
 @pytest.fixture
-def check(loaded: OneLoad, smollm2: Path) -> Check:
+def check(bfloat16: OneLoad, smollm2: Path) -> Check:
     def run(stored: StoredSet) -> Recomputation:
         stored.account()
         dataset = open_dataset(str(stored.folder))
-        return check_recomputed(dataset, str(smollm2), None, loaded, lambda _: None)
+        return check_recomputed(dataset, str(smollm2), None, bfloat16, lambda _: None)
 
     return run
 
@@ -127,18 +127,18 @@ def change(
             stored.put(layer, sample, states.astype(np.float16))
 
 
-def test_the_clean_set(states: str, loaded: OneLoad, smollm2: Path) -> None:
+def test_the_clean_set(states: str, bfloat16: OneLoad, smollm2: Path) -> None:
     dataset = open_dataset(states)
-    found = check_recomputed(dataset, str(smollm2), None, loaded, lambda _: None)
+    found = check_recomputed(dataset, str(smollm2), None, bfloat16, lambda _: None)
     assert (found.findings, found.undecided) == ([], [])
     assert (found.samples, found.tokens) == (len(dataset), dataset.tokens)
 
 
 def test_the_clean_set_of_another_batch_shape(
-    clean_folder: Path, loaded: OneLoad, smollm2: Path
+    clean_folder: Path, bfloat16: OneLoad, smollm2: Path
 ) -> None:
     dataset = open_dataset(str(clean_folder))
-    found = check_recomputed(dataset, str(smollm2), None, loaded, lambda _: None)
+    found = check_recomputed(dataset, str(smollm2), None, bfloat16, lambda _: None)
     assert (found.findings, found.undecided, found.samples) == ([], [], len(dataset))
 
 
@@ -173,7 +173,7 @@ def test_the_whole_set_shifted(stored: StoredSet, check: Check, rows: int) -> No
 
 
 def test_samples_that_cannot_show_a_shift(
-    check: Check, few: Path, loaded: OneLoad, tmp_path: Path
+    check: Check, few: Path, bfloat16: OneLoad, tmp_path: Path
 ) -> None:
     """One token, and the same token over and over: the set's fault is still the set's."""
     dataset = open_dataset(str(few))
@@ -183,7 +183,7 @@ def test_samples_that_cannot_show_a_shift(
         for sample in dataset:
             writer.append(sample)
         for name, ids in odd.items():
-            states = {layer: loaded.at(ids, layer).half().numpy() for layer in LAYERS}
+            states = {layer: bfloat16.at(ids, layer).half().numpy() for layer in LAYERS}
             mask = [1] * len(ids)
             writer.append(
                 Sample(hidden_states=states, input_ids=ids, loss_mask=mask, sample_id=name)
@@ -288,7 +288,7 @@ def test_another_samples_rows_from_the_middle_on(stored: StoredSet, check: Check
 def test_another_layers_states(
     stored: StoredSet,
     check: Check,
-    loaded: OneLoad,
+    bfloat16: OneLoad,
     layer: int,
     like: int,
     kind: str,
@@ -297,7 +297,7 @@ def test_another_layers_states(
     victims = names(stored) if whole else names(stored)[2:3]
     for victim in victims:
         ids = stored.row(victim)["input_ids"]
-        states = loaded.at(ids, like)
+        states = bfloat16.at(ids, like)
         stored.put(layer, victim, states.half().numpy())
     finding = only(check(stored))
     assert (finding.kind, finding.layer) == (kind, layer)
@@ -306,11 +306,11 @@ def test_another_layers_states(
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_normed_states(stored: StoredSet, check: Check, loaded: OneLoad, times: int) -> None:
+def test_normed_states(stored: StoredSet, check: Check, bfloat16: OneLoad, times: int) -> None:
     for name in names(stored):
-        states = loaded.at(stored.row(name)["input_ids"], FINAL)
+        states = bfloat16.at(stored.row(name)["input_ids"], FINAL)
         for _ in range(times):
-            states = loaded.norm(states)
+            states = bfloat16.norm(states)
         stored.put(FINAL, name, states.half().numpy())
     finding = only(check(stored))
     assert (finding.kind, finding.sample_id, finding.layer) == ("wrong_norm_state", None, FINAL)
@@ -318,11 +318,11 @@ def test_normed_states(stored: StoredSet, check: Check, loaded: OneLoad, times: 
 
 
 def test_a_set_of_normed_states_that_says_so(
-    stored: StoredSet, check: Check, loaded: OneLoad
+    stored: StoredSet, check: Check, bfloat16: OneLoad
 ) -> None:
     for name in names(stored):
-        states = loaded.at(stored.row(name)["input_ids"], FINAL)
-        stored.put(FINAL, name, loaded.norm(states).half().numpy())
+        states = bfloat16.at(stored.row(name)["input_ids"], FINAL)
+        stored.put(FINAL, name, bfloat16.norm(states).half().numpy())
 
     def declare(manifest: dict[str, Any]) -> None:
         manifest["capture"]["norm_state"] = "post"
@@ -410,14 +410,14 @@ def test_the_last_row_but_one_of_every_sample(stored: StoredSet, check: Check) -
 
 
 def test_states_of_the_text_without_its_beginning(
-    stored: StoredSet, check: Check, loaded: OneLoad
+    stored: StoredSet, check: Check, bfloat16: OneLoad
 ) -> None:
     """Right tokens, right places, wrong context: what a lost prefix leaves."""
     longest, start = names(stored)[0], 100
     ids = stored.row(longest)["input_ids"]
     for layer in stored.layers:
         states = stored.states(layer, longest)
-        states[start:] = loaded.at(ids[start:], layer).half().numpy()
+        states[start:] = bfloat16.at(ids[start:], layer).half().numpy()
         stored.put(layer, longest, states)
     findings = check(stored).findings
     assert "states_differ" in {f.kind for f in findings}
@@ -455,11 +455,11 @@ def test_one_dimension_of_one_sample(stored: StoredSet, check: Check) -> None:
 
 
 def test_long_samples_keep_fewer_layers(
-    stored: StoredSet, check: Check, loaded: OneLoad, monkeypatch: pytest.MonkeyPatch
+    stored: StoredSet, check: Check, bfloat16: OneLoad, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("eagle3data.validation.recompute._MOST_BYTES", 1 << 20)
     victim = names(stored)[2]
-    states = loaded.at(stored.row(victim)["input_ids"], 14)
+    states = bfloat16.at(stored.row(victim)["input_ids"], 14)
     stored.put(15, victim, states.half().numpy())
     finding = only(check(stored))
     assert (finding.kind, finding.sample_id, finding.layer) == ("wrong_layer", victim, 15)
@@ -506,7 +506,7 @@ def test_other_weights(stored: StoredSet, smollm2: Path) -> None:
     """A fine-tune has the same config, which digests can't tell; its states differ."""
     import torch
 
-    tuned = TransformersTarget(str(smollm2), compute_dtype=compute_dtype())
+    tuned = TransformersTarget(str(smollm2), compute_dtype="bfloat16")
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in tuned._model.parameters():
@@ -518,13 +518,13 @@ def test_other_weights(stored: StoredSet, smollm2: Path) -> None:
     assert {(f.kind, f.sample_id) for f in found.findings} == {("states_differ", None)}
 
 
-def test_a_sample_that_cannot_be_read(stored: StoredSet, loaded: OneLoad, smollm2: Path) -> None:
+def test_a_sample_that_cannot_be_read(stored: StoredSet, bfloat16: OneLoad, smollm2: Path) -> None:
     longest = names(stored)[0]
     stored.object_of(15, longest).unlink()
     shard = stored.row(longest)["shard"]
     readable = [row for row in stored.rows() if row["shard"] != shard]
     dataset = open_dataset(str(stored.folder))
-    found = check_recomputed(dataset, str(smollm2), None, loaded, lambda _: None)
+    found = check_recomputed(dataset, str(smollm2), None, bfloat16, lambda _: None)
     assert {(f.kind, f.layer) for f in found.findings} == {("object_missing", 15)}
     assert longest in {f.sample_id for f in found.findings}
     assert found.samples == len(readable)
