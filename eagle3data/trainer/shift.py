@@ -72,7 +72,7 @@ def shift(
     Args:
         input_ids: `[T]` integer token ids, unshifted.
         loss_mask: `[T]`, nonzero where the token is the assistant's.
-        position_ids: `[T]`, from 0 in every document.
+        position_ids: `[T]`, from 0 in every sample; the pieces of one that was split go on.
         document_ids: `[T]`, one number a document, -1 for padding.
         step: s, from 0.
         alignment: which mask value keeps (t, s).
