@@ -12,18 +12,15 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 
 from eagle3data import open_dataset
-from eagle3data.extractor.engines.choice import EngineOptions
 from eagle3data.extractor.prompts import prompts_metadata, prompts_writer, read_prompts
-from eagle3data.extractor.run import ExtractOptions, extract
 from eagle3data.schema.index import PROMPTS_SCHEMA
 from eagle3data.storage.claims import list_claims, read_claim
 from eagle3data.storage.layout import committed_shards
 from eagle3data.storage.root import Root
 from tests.killing import start
-from tests.support import same_sample
+from tests.support import eagle3data, same_sample
 
 pytest.importorskip("ray")
 from ray.cluster_utils import Cluster
@@ -45,15 +42,6 @@ def cluster() -> Iterator[Any]:
         patch.setenv("RAY_ADDRESS", made.address)
         yield made
         made.shutdown()
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """As the replicas have it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +85,7 @@ def _are_gone(pids: set[int]) -> bool:
 
 
 def test_a_node_killed_half_way(
-    cluster: Any, one_thread: None, some_prompts: Path, smollm2: Path, tmp_path: Path
+    cluster: Any, some_prompts: Path, smollm2: Path, tmp_path: Path
 ) -> None:
     one, url = tmp_path / "one", tmp_path / "set"
     process = _start(some_prompts, smollm2, url, "--replicas", 2)
@@ -120,11 +108,8 @@ def test_a_node_killed_half_way(
     tokens = open_dataset(str(url)).tokens
     assert f"{tokens:,} of {tokens:,} tokens" in stderr
     assert _are_gone(workers)
-    options = ExtractOptions(engine=EngineOptions(engine="transformers"), shard_tokens=384)
-    ignore: dict[str, Any] = dict.fromkeys(
-        ("on_start", "on_tokens", "on_wait", "on_notice"), lambda *_: None
-    )
-    extract(str(some_prompts), str(smollm2), str(one), options, **ignore)
+    done = eagle3data("extract", some_prompts, "--model", smollm2, "--out", one, *SETTINGS)
+    assert done.returncode == 0, done.stderr
     there, here = open_dataset(str(url)), open_dataset(str(one))
     assert there.index.equals(here.index)
     assert all(same_sample(there[row], here[row]) for row in range(len(here)))
