@@ -11,6 +11,8 @@ BIN := $(VENV)/bin
 MODEL := .cache/smollm2
 DEMO := .demo
 BENCH := .bench
+# Most tests wait: for a process to start, for a disk, for a server. More processes want more memory.
+TEST_PROCESSES ?= 2
 
 .PHONY: demo test lint format bench soak clean
 
@@ -18,7 +20,8 @@ demo: $(VENV)/.installed $(MODEL)/config.json ## the main job, end to end, on th
 	$(BIN)/python tools/demo.py --model $(MODEL) --out $(DEMO)
 
 test: $(VENV)/.installed $(MODEL)/config.json $(VENV)/.browser ## every test, the real model included
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup -m "not soak and not alone"
+	$(BIN)/python -m pytest -m "alone and not soak"
 
 lint: $(VENV)/.installed ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from eagle3data.schema.machine import has_bfloat16_units
+from tests.once import made_once
 from tests.support import CONVERSATIONS, Command, eagle3data
 
 if TYPE_CHECKING:
@@ -52,21 +53,29 @@ def command() -> Command:
 @pytest.fixture(scope="session")
 def prompts(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every other one of the shipped conversations, of 50 to 377 tokens."""
-    folder = tmp_path_factory.mktemp("prompts")
-    source, out = folder / "conversations.jsonl", folder / "prompts.arrow"
-    source.write_text("".join(CONVERSATIONS.read_text().splitlines(keepends=True)[::2]))
-    done = eagle3data("prepare", source, "--model", smollm2, "--out", out)
-    assert done.returncode == 0, done.stderr
-    return out
+
+    def make(folder: Path) -> None:
+        source = folder / "conversations.jsonl"
+        source.write_text("".join(CONVERSATIONS.read_text().splitlines(keepends=True)[::2]))
+        out = folder / "prompts.arrow"
+        done = eagle3data("prepare", source, "--model", smollm2, "--out", out)
+        assert done.returncode == 0, done.stderr
+
+    return made_once(tmp_path_factory, "prompts", make) / "prompts.arrow"
 
 
 @pytest.fixture(scope="session")
 def states(smollm2: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A data set as `extract` writes it by default: a bfloat16 run, stored as float16."""
-    url = tmp_path_factory.mktemp("states") / "set"
-    done = eagle3data("extract", prompts, "--model", smollm2, "--out", url)
-    assert done.returncode == 0, done.stderr
-    return str(url)
+    """A data set as `extract` writes it by default: a bfloat16 run, stored as float16.
+
+    Of all test processes; to be read, not to be changed.
+    """
+
+    def make(folder: Path) -> None:
+        done = eagle3data("extract", prompts, "--model", smollm2, "--out", folder / "set")
+        assert done.returncode == 0, done.stderr
+
+    return str(made_once(tmp_path_factory, "states", make) / "set")
 
 
 @pytest.fixture(scope="session")
@@ -92,6 +101,15 @@ def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setenv(name, value)
     boto3.client("s3").create_bucket(Bucket="states")
     return "s3://states"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one file share what they made, and so stay in one process; the faults do as one."""
+    for item in items:
+        file = item.path.relative_to(REPOSITORY)
+        group = "faults" if "faults" in file.parts else str(file)
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:

@@ -17,6 +17,8 @@ from eagle3data.extractor.release import release
 from eagle3data.schema.errors import InputError
 from tests.support import Command
 
+pytestmark = pytest.mark.alone
+
 PROGRAM = Path(__file__).parent / "process_tree.py"
 TREE = {"child", "forked", "stubborn"}
 
