@@ -14,7 +14,7 @@ BENCH := .bench
 # Most tests wait: for a process to start, for a disk, for a server. More processes want more memory.
 TEST_PROCESSES ?= 2
 
-.PHONY: demo test lint format bench soak clean
+.PHONY: demo test lint format docs bench soak clean
 
 demo: $(VENV)/.installed $(MODEL)/config.json ## the main job, end to end, on the CPU
 	$(BIN)/python tools/demo.py --model $(MODEL) --out $(DEMO)
@@ -31,6 +31,9 @@ lint: $(VENV)/.installed ## ruff and mypy --strict
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.installed ## docs/ as a site that works offline, in site/; a broken link is an error
+	$(BIN)/python -m tools.docs
 
 bench: $(VENV)/.installed $(MODEL)/config.json ## ratios against baselines, by hand
 	$(PIP) -e '.[bench]'
@@ -73,4 +76,4 @@ $(MODEL)/config.json: tools/smollm2.py | $(VENV)/.installed
 	touch $@
 
 clean: ## what the demo made; .venv and the model stay
-	rm -rf $(DEMO) $(BENCH)
+	rm -rf $(DEMO) $(BENCH) site

@@ -23,6 +23,14 @@ PROMPTS = "examples/demo/prompts.jsonl"
 CONFIG = "examples/demo/train.yaml"
 QUESTIONS = "examples/demo/questions.jsonl"
 """None of which the draft was trained on."""
+MADE = (
+    "conversations.jsonl",
+    "prompts.arrow",
+    "states",
+    "draft",
+    "draft-sglang",
+    "acceptance.json",
+)
 
 
 def run(*words: str) -> float:
@@ -46,6 +54,27 @@ def _command() -> str:
     return str(Path(sys.executable).with_name("eagle3data"))
 
 
+def road(model: str, out: Path) -> list[list[str]]:
+    """The commands in their order, each as the words behind `eagle3data`; docs show the same."""
+    conversations, prompts, states, draft, sglang, acceptance = (str(out / name) for name in MADE)
+    return [
+        ["regenerate", PROMPTS, "--model", model, "--out", conversations,
+         "--max-new-tokens", "96"],
+        ["prepare", conversations, "--model", model, "--out", prompts,
+         "--max-length", "1024", "--eval-fraction", "0.1"],
+        ["plan", prompts, "--model", model, "--out", states],
+        ["extract", prompts, "--model", model, "--out", states],
+        ["info", states],
+        ["show", states, "0", "--model", model],
+        ["stats", states],
+        ["validate", states, "--level", "all", "--model", model],
+        ["train", states, "--model", model, "--out", draft, "--config", CONFIG],
+        ["export", draft, "--format", "sglang", "--out", sglang],
+        ["evaluate", draft, "--model", model, "--prompts", QUESTIONS,
+         "--max-new-tokens", "64", "--out", acceptance],
+    ]  # fmt: skip
+
+
 def main() -> None:
     """Run the road and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -57,44 +86,10 @@ def main() -> None:
         print("This CPU only emulates bfloat16, so the model runs in float32.")
         os.environ.setdefault("EAGLE3DATA_COMPUTE_DTYPE", "float32")
     out.mkdir(parents=True, exist_ok=True)
-    paths = {
-        name: str(out / name)
-        for name in (
-            "conversations.jsonl",
-            "prompts.arrow",
-            "states",
-            "draft",
-            "draft-sglang",
-            "acceptance.json",
-        )
-    }
+    steps = road(model, out)
+    seconds = {words[0]: run(*words) for words in steps}
+    paths = {name: str(out / name) for name in MADE}
     states = paths["states"]
-    seconds = {
-        "regenerate": run(
-            "regenerate", PROMPTS, "--model", model, "--out", paths["conversations.jsonl"],
-            "--max-new-tokens", "96",
-        ),
-        "prepare": run(
-            "prepare", paths["conversations.jsonl"], "--model", model, "--out",
-            paths["prompts.arrow"], "--max-length", "1024", "--eval-fraction", "0.1",
-        ),
-        "plan": run("plan", paths["prompts.arrow"], "--model", model, "--out", states),
-        "extract": run("extract", paths["prompts.arrow"], "--model", model, "--out", states),
-        "info": run("info", states),
-        "show": run("show", states, "0", "--model", model),
-        "stats": run("stats", states),
-        "validate": run("validate", states, "--level", "all", "--model", model),
-        "train": run(
-            "train", states, "--model", model, "--out", paths["draft"], "--config", CONFIG
-        ),
-        "export": run(
-            "export", paths["draft"], "--format", "sglang", "--out", paths["draft-sglang"]
-        ),
-        "evaluate": run(
-            "evaluate", paths["draft"], "--model", model, "--prompts", QUESTIONS,
-            "--max-new-tokens", "64", "--out", paths["acceptance.json"],
-        ),
-    }  # fmt: skip
     summary = json.loads((Path(paths["draft"]) / "summary.json").read_text())
     _print_table(ask("info", states), summary, seconds, paths, model)
 

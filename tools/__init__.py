@@ -1,0 +1,1 @@
+"""What is run from a clone: the demo, the test model, pages that scripts make."""
