@@ -20,7 +20,7 @@ demo: $(VENV)/.installed $(MODEL)/config.json ## the main job, end to end, on th
 	$(BIN)/python tools/demo.py --model $(MODEL) --out $(DEMO)
 
 test: $(VENV)/.installed $(MODEL)/config.json $(VENV)/.browser ## every test, the real model included
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup -m "not soak and not alone"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m "not soak and not alone"
 	$(BIN)/python -m pytest -m "alone and not soak"
 
 lint: $(VENV)/.installed ## ruff and mypy --strict

@@ -103,15 +103,6 @@ def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return "s3://states"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one file share what they made, and so stay in one process; the faults do as one."""
-    for item in items:
-        file = item.path.relative_to(REPOSITORY)
-        group = "faults" if "faults" in file.parts else str(file)
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
     """A skipped test proves nothing: say so, with its reason."""
     for report in terminalreporter.stats.get("skipped", []):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from tests.faults.capture import LAYERS, ONE_SHORT, Captured, capture, write
 from tests.faults.natures import NATURES, tokens
 from tests.faults.stored import StoredSet
 from tests.faults.texts import conversations
+from tests.once import made_once
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +34,9 @@ def target(smollm2: Path) -> Any:
 
 
 @pytest.fixture(scope="session")
-def captured(tokenizer: Any, target: Any) -> list[Captured]:
+def captured(
+    tokenizer: Any, target: Any, tmp_path_factory: pytest.TempPathFactory
+) -> list[Captured]:
     """Ids, mask, states of more layers than a set keeps, and witness of each conversation."""
     texts, masks = [], []
     for messages in conversations():
@@ -42,7 +47,22 @@ def captured(tokenizer: Any, target: Any) -> list[Captured]:
         ids = whole["input_ids"]
         texts.append(ids)
         masks.append([int(at >= len(prompt)) for at in range(len(ids))])
-    return capture(target, texts, masks, [*LAYERS[:-1], ONE_SHORT, LAYERS[-1]])
+    layers = [*LAYERS[:-1], ONE_SHORT, LAYERS[-1]]
+    run = partial(capture, target, texts, masks, layers)
+    return _once(tmp_path_factory, "captured", run)
+
+
+def _once(
+    factory: pytest.TempPathFactory, name: str, run: Callable[[], list[Captured]]
+) -> list[Captured]:
+    """What a run of the target gives, which takes a minute, once for all test processes."""
+
+    def make(folder: Path) -> None:
+        (folder / "captured.pickle").write_bytes(pickle.dumps(run()))
+
+    data = (made_once(factory, name, make) / "captured.pickle").read_bytes()
+    found: list[Captured] = pickle.loads(data)  # noqa: S301: it is our own
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +81,9 @@ def stored(clean_folder: Path, tmp_path: Path) -> StoredSet:
 
 
 @pytest.fixture(scope="session")
-def captured_nature(tokenizer: Any, target: Any) -> Callable[[str], list[Captured]]:
+def captured_nature(
+    tokenizer: Any, target: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], list[Captured]]:
     """Real states of texts of one of `NATURES`, run once a session."""
     kept: dict[str, list[Captured]] = {}
 
@@ -69,7 +91,8 @@ def captured_nature(tokenizer: Any, target: Any) -> Callable[[str], list[Capture
         if nature not in kept:
             both = [tokens(tokenizer, text) for text in NATURES[nature]()]
             layers = [*LAYERS[:-1], ONE_SHORT, LAYERS[-1]]
-            kept[nature] = capture(target, [ids for ids, _ in both], [m for _, m in both], layers)
+            run = partial(capture, target, [ids for ids, _ in both], [m for _, m in both], layers)
+            kept[nature] = _once(tmp_path_factory, f"nature-{nature}", run)
         return kept[nature]
 
     return of
