@@ -61,7 +61,7 @@ def _once(
         (folder / "captured.pickle").write_bytes(pickle.dumps(run()))
 
     data = (made_once(factory, name, make) / "captured.pickle").read_bytes()
-    found: list[Captured] = pickle.loads(data)  # noqa: S301: it is our own
+    found: list[Captured] = pickle.loads(data)  # noqa: S301
     return found
 
 
