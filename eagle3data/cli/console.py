@@ -1,4 +1,4 @@
-"""What every command prints with: two consoles, progress, numbers people can read."""
+"""What every command prints with: two consoles, progress, JSON and aligned pairs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from rich.console import Console
+
+from eagle3data.schema.words import duration, rate
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -91,11 +93,6 @@ class _Lines:
         )
 
 
-def rate(per_second: float) -> str:
-    """A number a second: whole from 10 on."""
-    return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.2g}"
-
-
 def print_json(value: Any) -> None:
     """One JSON document on stdout."""
     out.print(json.dumps(value, indent=2), markup=False)
@@ -112,27 +109,3 @@ def print_pairs(pairs: list[tuple[str, str]]) -> None:
     for name, value in pairs:
         out.print(f"[bold]{name:<{width}}[/bold]  ", end="")
         out.print(value, markup=False)
-
-
-def hidden(count: int) -> str:
-    """What to say behind a count when tombstones hide more samples."""
-    return f", and {count:,} samples hidden by tombstones" if count else ""
-
-
-def size(count: float) -> str:
-    """Bytes in decimal units: 992 GB is 992e9 bytes."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as `42 s`, `3 min 20 s` or `5 h 10 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import Progress, err, out, print_json, print_pairs, progress, size
+from eagle3data.cli.console import Progress, err, out, print_json, print_pairs, progress
 from eagle3data.schema.errors import InputError
+from eagle3data.schema.words import size
 
 if TYPE_CHECKING:
     from eagle3data.transfer.job import CopyReport, Preview

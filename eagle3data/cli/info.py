@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import err, hidden, print_json, print_pairs, size
+from eagle3data.cli.console import err, print_json, print_pairs
+from eagle3data.schema.words import hidden, size
 
 
 def info(url: o.Url, json: o.Json = False) -> None:

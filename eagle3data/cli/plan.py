@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import duration, err, print_json, print_pairs, rate, size
+from eagle3data.cli.console import err, print_json, print_pairs
 from eagle3data.schema.errors import InputError
+from eagle3data.schema.words import duration, rate, size
 
 if TYPE_CHECKING:
     from eagle3data.extractor.estimate import Pace, Room, ToDo

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import err, out, print_json, size
+from eagle3data.cli.console import err, out, print_json
+from eagle3data.schema.words import size
 
 if TYPE_CHECKING:
     from eagle3data.extractor.gpu_memory import Gpu, GpuProcess, GpuReport

@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from eagle3data.cli.console import hidden, out, size
+from eagle3data.cli.console import out
+from eagle3data.schema.words import hidden, size
 from eagle3data.validation.kinds import meaning_of
 from eagle3data.validation.summary import (
     advice,

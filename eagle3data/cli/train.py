@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import err, print_json, print_pairs, progress, size
+from eagle3data.cli.console import err, print_json, print_pairs, progress
+from eagle3data.schema.words import size
 
 
 def train(

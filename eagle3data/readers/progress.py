@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -97,6 +97,7 @@ class Watch:
         """
         self._root = root
         self.manifest = layout.read_manifest(root)
+        self._planned: dict[int, Count] = {}
         self._commits: dict[int, Commit] = {}
         self._segments: dict[str, dict[int, Count]] = {}
         self._failures: dict[str, dict[str, Any]] = {}
@@ -112,7 +113,7 @@ class Watch:
         """
         # Claims first: whoever lets go of one has committed before.
         claims = self._look_at_claims()
-        planned = self._look_at_plan()
+        planned = self._planned = self._look_at_plan()
         committed = layout.committed_shards(self._root)
         unreadable = self._look_at_parts(committed)
         commits = list(self._commits.values())
@@ -137,6 +138,16 @@ class Watch:
             failures=self._look_at_ledger(),
             unreadable=unreadable,
         )
+
+    @property
+    def planned(self) -> Mapping[int, Count]:
+        """What each shard is to hold, as the last look found it."""
+        return self._planned
+
+    @property
+    def commits(self) -> Mapping[int, Commit]:
+        """What each committed shard holds, as the last look found it; unreadable ones left out."""
+        return self._commits
 
     def _look_at_plan(self) -> dict[int, Count]:
         """What each shard is to hold."""

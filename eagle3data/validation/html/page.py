@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.metadata import version
 
+from eagle3data.schema.words import size
 from eagle3data.validation.findings import Level, Report, Verdict
 from eagle3data.validation.html.charts import (
     identity_figure,
@@ -16,7 +17,6 @@ from eagle3data.validation.html.charts import (
 from eagle3data.validation.html.elements import Markup, document, el, style_sheet
 from eagle3data.validation.html.findings_section import kind_card
 from eagle3data.validation.html.places import places_figure
-from eagle3data.validation.html.scales import nbytes
 from eagle3data.validation.html.style import STYLE
 from eagle3data.validation.summary import by_kind, in_a_sentence
 
@@ -80,7 +80,7 @@ def _verdict(report: Report) -> Markup:
         ("level", report.level.value),
         ("samples", f"{checked.samples:,}"),
         ("tokens", f"{checked.tokens:,}"),
-        ("read", nbytes(checked.bytes)),
+        ("read", size(checked.bytes)),
     ]
     if report.hidden:
         facts.append(("hidden by tombstones", f"{report.hidden:,}"))

@@ -72,12 +72,3 @@ def brief(value: float) -> str:
         if size >= limit:
             return f"{value / limit:.3g}{letter}"
     return f"{value:.3g}"
-
-
-def nbytes(count: float) -> str:
-    """Bytes in decimal units."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB"
