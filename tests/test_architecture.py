@@ -22,6 +22,7 @@ FLOOR = {
     "trainer": 3,
     "bench": 4,
     "evaluation": 4,
+    "view": 4,
     "cli": 5,
 }
 # Rooms on one floor don't know each other, but for what is named here.

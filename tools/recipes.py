@@ -11,11 +11,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from eagle3data.cli.console import duration, rate, size
 from eagle3data.extractor.estimate import REFERENCE_SPEED
 from eagle3data.schema.axis import EXPECTED_RATIO, SizeArithmetic, choose_axis
 from eagle3data.schema.layers import Numbering, from_canonical
 from eagle3data.schema.manifest import Manifest
+from eagle3data.schema.words import duration, rate, size
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "recipes.md"

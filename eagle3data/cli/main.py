@@ -32,6 +32,7 @@ COMMANDS = (
     "train",
     "export",
     "evaluate",
+    "view",
     "bench",
 )
 """Each lives in the module of its name, whose top imports nothing heavy: `--help` is quick."""
@@ -46,6 +47,11 @@ _EXTRA_OF = {
     "s3fs": "s3",
     "urllib3": "endpoint",
     "matplotlib": "plot",
+    "starlette": "view",
+    "uvicorn": "view",
+    "jinja2": "view",
+    "markupsafe": "view",
+    "chartkick": "view",
 }
 
 

@@ -77,7 +77,7 @@ def validate(
         _require_writable(html)
     try:
         found = (
-            _read_report(report, url)
+            read_report(report, url)
             if report is not None
             else run(
                 url,
@@ -115,7 +115,12 @@ def _tell(report: Report, html: Path | None, *, json: bool) -> None:
         show_report(report)
 
 
-def _read_report(file: Path, url: str) -> Report:
+def read_report(file: Path, url: str) -> Report:
+    """A report that `--json` wrote, of this data set.
+
+    Raises:
+        InputError: it is none, or of another.
+    """
     from eagle3data.validation.findings import Report
 
     report = Report.from_json(file.read_bytes())

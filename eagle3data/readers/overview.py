@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,9 @@ def overview(dataset: Dataset) -> dict[str, Any]:
     """What `eagle3data info --json` prints."""
     manifest, index = dataset.manifest, dataset.index
     committed = layout.committed_shards(dataset.root)
-    objects = [entry for shard in committed for entry in shard_objects(dataset, shard)]
+    with ThreadPoolExecutor(dataset.root.threads) as pool:
+        listed = pool.map(partial(shard_objects, dataset), committed)
+        objects = [entry for entries in listed for entry in entries]
     sizes = manifest.size_arithmetic(index["length"].to_numpy().tolist())
     return {
         "url": dataset.url,
@@ -51,7 +55,7 @@ def planned_shards(dataset: Dataset) -> int:
 
 def shard_objects(dataset: Dataset, shard: int) -> list[dict[str, Any]]:
     """Objects of a committed shard as its index part lists them: `path`, `bytes`, `crc32c`."""
-    _, facts = layout.read_table(dataset.root, layout.index_part(shard))
+    facts = layout.read_facts(dataset.root, layout.index_part(shard))
     return list(facts.get("objects", []))
 
 

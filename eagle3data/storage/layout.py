@@ -143,6 +143,20 @@ def read_table(root: Root, name: str) -> tuple[pa.Table, dict[str, Any]]:
     return decode_table(root, name, data)
 
 
+def read_facts(root: Root, name: str) -> dict[str, Any]:
+    """The facts of a table alone, without looking at its rows.
+
+    Raises:
+        CorruptionError: missing, or its end is not that of an Arrow file.
+    """
+    try:
+        return facts_of(pa.ipc.open_file(pa.BufferReader(root.read(name))).schema)
+    except FileNotFoundError:
+        raise CorruptionError("object_missing", f"{name} is gone", url=root.url) from None
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        raise _no_table(root, name, error) from None
+
+
 def decode_table(root: Root, name: str, data: bytes) -> tuple[pa.Table, dict[str, Any]]:
     """A table and its facts, from the bytes of the object that has this name.
 

@@ -1,0 +1,1 @@
+"""A data set as web pages on this machine: read only, and nothing but what its URL holds."""
