@@ -24,7 +24,13 @@ def export(
         ),
     ],
     form: Annotated[
-        str, typer.Option("--format", metavar="|".join(_FORMATS), help="Whose layout.")
+        str,
+        typer.Option(
+            "--format",
+            metavar="|".join(_FORMATS),
+            help="Whose layout.",
+            autocompletion=o.one_of(*_FORMATS),
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder.")],
     model: Annotated[

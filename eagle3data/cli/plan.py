@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from eagle3data.cli import options as o
 from eagle3data.cli.console import err, print_json, print_pairs
@@ -105,7 +106,7 @@ def _pace(tokens_per_second: float | None, like: str | None, manifest: Manifest)
 
 def _pairs(
     made: Plan, todo: ToDo, pace: Pace, load: float | None, *, is_estimate: bool
-) -> list[tuple[str, str]]:
+) -> list[tuple[str, str | Text]]:
     from eagle3data.schema.axis import EXPECTED_RATIO
 
     sizes, manifest, counts = made.sizes, made.manifest, made.samples_per_shard
@@ -113,7 +114,10 @@ def _pairs(
     return [
         ("samples", f"{made.table.num_rows:,}"),
         ("tokens", f"{sizes.tokens:,}"),
-        ("layers", f"{manifest.layers} of a target of {manifest.final_layer}"),
+        (
+            "layers",
+            f"{' '.join(map(str, manifest.layers))} of a target of {manifest.final_layer} layers",
+        ),
         ("a token", arithmetic_line(sizes)),
         (
             "shards",
@@ -129,7 +133,7 @@ def _pairs(
             )
             for profile in EXPECTED_RATIO
         ],
-        ("disk", _disk(todo.room)),
+        ("disk", Text(_disk(todo.room), style="" if todo.room.fits else "bold red")),
         (
             "time",
             f"{duration(todo.sizes.tokens / pace.tokens_per_second)} at "

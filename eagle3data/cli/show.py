@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import out, print_json, print_pairs
+from eagle3data.cli.console import (
+    out,
+    print_json,
+    print_pairs,
+    print_table,
+    print_text,
+    visible,
+)
 from eagle3data.schema.errors import InputError
+from eagle3data.schema.words import significant
 
 if TYPE_CHECKING:
     from eagle3data.readers.dataset import Dataset
@@ -53,15 +61,21 @@ def show(
                 f"token {facts['token_offset']:,}: shard {facts['shard']}, chunks "
                 f"{facts['chunks'][0]} to {facts['chunks'][1]}",
             ),
-            *[
-                (
-                    f"layer {row['layer']}",
-                    f"row norm min {row['min']:.4g}, median "
-                    f"{row['median']:.4g}, max {row['max']:.4g}; {row['object']}",
-                )
-                for row in facts["layers"]
-            ],
+            ("witness", _witness(facts)),
         ]
+    )
+    out.print()
+    print_table(
+        ("layer", "row norm min", "median", "max", "object"),
+        [
+            [
+                str(row["layer"]),
+                *(significant(row[name]) for name in ("min", "median", "max")),
+                row["object"],
+            ]
+            for row in facts["layers"]
+        ],
+        left=["object"],
     )
     _print_tokens(facts["input_ids"], facts["loss_mask"], model, revision)
 
@@ -69,6 +83,14 @@ def show(
 def _origin(facts: dict[str, Any]) -> str:
     extra = [f"{name} {value}" for name, value in facts["source_extra"].items()]
     return ", ".join([facts["source"] or "not said", f"split {facts['split'] or 'none'}", *extra])
+
+
+def _witness(facts: dict[str, Any]) -> str:
+    token, logprob = facts["witness_token"], facts["witness_logprob"]
+    if token is None:
+        return "none"
+    sure = "" if logprob is None else f", log-probability {logprob:.3g}"
+    return f"token {token} next, said the engine{sure}"
 
 
 def _position(dataset: Dataset, sample: str) -> int:
@@ -95,15 +117,16 @@ def _print_tokens(
 
         tokenizer = load_tokenizer(model, revision=revision)
         words = [tokenizer.decode([token]) for token in input_ids]
-    if not out.is_terminal:
-        out.print(f"\ntokens with loss stand between {_OPENING} and {_CLOSING}\n")
-        out.print(_bracketed(words, loss_mask), markup=False)
+    words = [visible(word, keep="\n\t") for word in words]
+    if not out.is_terminal or out.no_color or out.color_system is None:
+        print_text(Text(f"\ntokens with loss stand between {_OPENING} and {_CLOSING}\n"))
+        print_text(Text(_bracketed(words, loss_mask)))
         return
     text = Text()
     for word, mask in zip(words, loss_mask, strict=True):
         text.append(word, style="bold green" if mask else "dim")
-    out.print("\n[bold green]with loss[/bold green] [dim]without[/dim]")
-    out.print(text)
+    out.print("\ntokens [bold green]with loss[/bold green] and [dim]without[/dim]\n")
+    print_text(text)
 
 
 def _bracketed(words: list[str], loss_mask: list[int]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import out, print_json, print_pairs
-from eagle3data.schema.words import hidden
+from eagle3data.cli.console import out, print_json, print_pairs, print_table
+from eagle3data.schema.words import hidden, significant
 
 
 def stats(url: o.Url, json: o.Json = False) -> None:
@@ -14,8 +14,6 @@ def stats(url: o.Url, json: o.Json = False) -> None:
 
     Example: eagle3data stats ./states
     """
-    from rich.table import Table
-
     from eagle3data.readers.dataset import open_dataset
     from eagle3data.readers.overview import statistics
 
@@ -32,20 +30,18 @@ def stats(url: o.Url, json: o.Json = False) -> None:
             ("loss share", _line(facts["loss_share"], "{:.2f}")),
         ]
     )
-    table = Table(box=None, header_style="bold")
     columns = ("layer", "rms median", "rms p90", "absmax", "min row rms", "zero rows", "nan", "inf")
-    for name in columns:
-        table.add_column(name, justify="right")
-    for row in facts["layers"]:
-        table.add_row(
+    rows = [
+        [
             str(row["layer"]),
-            f"{row['rms']['median']:.3g}",
-            f"{row['rms']['p90']:.3g}",
-            f"{row['absmax']:,.5g}",
-            f"{row['min_row_rms']:.3g}",
+            *(significant(row["rms"][name]) for name in ("median", "p90")),
+            *(significant(row[name]) for name in ("absmax", "min_row_rms")),
             *(f"{row[name]:,}" for name in ("n_zero_rows", "n_nan", "n_inf")),
-        )
-    out.print(table)
+        ]
+        for row in facts["layers"]
+    ]
+    out.print()
+    print_table(columns, rows)
 
 
 def _line(values: dict[str, Any], form: str) -> str:

@@ -9,9 +9,17 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import out, print_json, print_json_line, print_pairs
+from eagle3data.cli.console import (
+    out,
+    print_json,
+    print_json_line,
+    print_lines,
+    print_pairs,
+    visible,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -88,7 +96,7 @@ def _changes(*, json: bool) -> Show:
             print_json_line(words.facts(progress))
         else:
             reasons = {failure["reason"] for failure in progress.failures}
-            out.print(_line(progress, sorted(reasons - known)), markup=False)
+            out.print(visible(_line(progress, sorted(reasons - known))), markup=False)
             known.update(reasons)
 
     return show
@@ -104,27 +112,40 @@ def _what_changes(progress: Progress) -> list[object]:
 
 def _picture(progress: Progress) -> RenderableType:
     from rich.console import Group
+    from rich.padding import Padding
     from rich.progress_bar import ProgressBar
     from rich.table import Table
-    from rich.text import Text
 
     from eagle3data.readers import progress_words as words
 
     pairs = Table.grid(padding=(0, 2))
-    for name, value in words.pairs(progress):
-        pairs.add_row(Text(name, style="bold"), Text(value))
+    for name, value in _pairs(progress):
+        pairs.add_row(Text(name, style="bold"), value)
     bar = ProgressBar(total=max(progress.planned.tokens, 1), completed=progress.committed.tokens)
-    return Group(
-        Text(progress.url), bar, pairs, *(Text(f"  {line}") for line in words.details(progress))
-    )
+    details = (Padding(Text(visible(line)), (0, 0, 0, 2)) for line in words.details(progress))
+    # A bar alone ends no line, so what follows would be lost behind it.
+    return Group(Text(progress.url), Padding(bar, 0), pairs, *details)
 
 
 def _print(progress: Progress) -> None:
     from eagle3data.readers import progress_words as words
 
-    print_pairs(words.pairs(progress))
-    for line in words.details(progress):
-        out.print(f"  {line}", markup=False)
+    print_pairs(_pairs(progress))
+    print_lines(words.details(progress), indent="  ")
+
+
+def _pairs(progress: Progress) -> list[tuple[str, Text]]:
+    """Everything that matters, by name; what somebody has to see to in colour."""
+    from eagle3data.readers import progress_words as words
+
+    styles = {
+        "failed": "bold red" if progress.failures else "",
+        "disk": "" if words.has_room(progress) else "bold red",
+        "claims": "yellow" if any(map(words.why_stale, progress.claims)) else "",
+    }
+    return [
+        (name, Text(value, style=styles.get(name, ""))) for name, value in words.pairs(progress)
+    ]
 
 
 def _line(progress: Progress, new_failures: list[str]) -> str:

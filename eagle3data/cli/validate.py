@@ -27,7 +27,8 @@ def validate(
         str,
         typer.Option(
             help="quick (index and sizes), full (every byte), semantic (do states fit their "
-            "tokens) or all."
+            "tokens) or all.",
+            autocompletion=o.one_of("quick", "full", "semantic", "all"),
         ),
     ] = "full",
     model: Annotated[

@@ -49,16 +49,24 @@ def facts(progress: Progress) -> dict[str, Any]:
 def pairs(progress: Progress) -> list[tuple[str, str]]:
     """Everything that matters, by name."""
     committed, planned = progress.committed, progress.planned
+    stale = sum(1 for claim in progress.claims if why_stale(claim))
     return [
         ("shards", f"{committed.shards:,} of {planned.shards:,} committed"),
         ("samples", f"{committed.samples:,} committed" + hidden(progress.hidden)),
-        ("tokens", f"{committed.tokens:,} of {planned.tokens:,}"),
+        ("tokens", f"{committed.tokens:,} of {planned.tokens:,}{_share(progress)}"),
         ("speed", speed_words(progress)),
         ("left", left_words(progress)),
         ("disk", disk_words(progress)),
         ("failed", f"{len(progress.failures):,} samples"),
-        ("claims", f"{len(progress.claims):,}"),
+        ("claims", f"{len(progress.claims):,}" + (f", {stale:,} of them stale" if stale else "")),
     ]
+
+
+def _share(progress: Progress) -> str:
+    """Per cent of the planned tokens; never 100 before it is all."""
+    if not progress.planned.tokens:
+        return ""
+    return f" ({100 * progress.committed.tokens // progress.planned.tokens} %)"
 
 
 def details(progress: Progress) -> list[str]:
@@ -107,12 +115,16 @@ def disk_words(progress: Progress) -> str:
     if progress.free is None:
         return "an object store"
     free = f"{size(progress.free)} free"
+    if not has_room(progress):
+        return f"{free}: TOO LITTLE for the rest"
     at_end = progress.free_at_end
-    if at_end is None or progress.is_complete:
-        return free
-    return (
-        f"{free}, {size(at_end)} at the end" if at_end > 0 else f"{free}: TOO LITTLE for the rest"
-    )
+    return free if at_end is None or progress.is_complete else f"{free}, {size(at_end)} at the end"
+
+
+def has_room(progress: Progress) -> bool:
+    """Whether the rest fits; true where nobody knows."""
+    at_end = progress.free_at_end
+    return at_end is None or progress.is_complete or at_end > 0
 
 
 def claim_words(claim: SeenClaim) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 def size(count: float) -> str:
     """Bytes in decimal units: 992 GB is 992e9 bytes."""
@@ -30,3 +32,11 @@ def rate(per_second: float) -> str:
 def hidden(count: int) -> str:
     """What to say behind a count when tombstones hide more samples."""
     return f", and {count:,} samples hidden by tombstones" if count else ""
+
+
+def significant(value: float) -> str:
+    """A magnitude with three digits, whole from 100 on: `0.0123`, `3.10`, `24,896`."""
+    if not math.isfinite(value) or value == 0:
+        return f"{value:.0f}"
+    digits = 2 - math.floor(math.log10(abs(value)))
+    return f"{value:,.{max(digits, 0)}f}" if digits < 7 else f"{value:.2e}"

@@ -61,7 +61,7 @@ def _once(
         (folder / "captured.pickle").write_bytes(pickle.dumps(run()))
 
     data = (made_once(factory, name, make) / "captured.pickle").read_bytes()
-    found: list[Captured] = pickle.loads(data)  # noqa: S301
+    found: list[Captured] = pickle.loads(data)
     return found
 
 
