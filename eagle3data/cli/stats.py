@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import out, print_json, print_pairs, print_table
+from eagle3data.cli.console import err, out, print_json, print_pairs, print_table
+from eagle3data.schema.errors import InputError
 from eagle3data.schema.words import hidden, significant
 
+if TYPE_CHECKING:
+    from eagle3data.readers.dataset import Dataset
 
-def stats(url: o.Url, json: o.Json = False) -> None:
+
+def stats(
+    url: o.Url,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw lengths and norms: .png, .svg or .pdf."),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --plot: what `validate --json` wrote, to draw what it measured too.",
+        ),
+    ] = None,
+    json: o.Json = False,
+) -> None:
     """Lengths, mask share and per-layer magnitudes, without reading a state.
 
-    Example: eagle3data stats ./states
+    Example: eagle3data stats ./states --plot states.png
     """
     from eagle3data.readers.dataset import open_dataset
     from eagle3data.readers.overview import statistics
 
-    facts = statistics(open_dataset(url))
+    if report is not None and plot is None:
+        raise InputError("--report is drawn, not printed: give --plot FILE too.")
+    dataset = open_dataset(url)
+    if plot is not None:
+        _draw(dataset, plot, report)
+    facts = statistics(dataset)
     if json:
         print_json(facts)
         return
@@ -42,6 +68,16 @@ def stats(url: o.Url, json: o.Json = False) -> None:
     ]
     out.print()
     print_table(columns, rows)
+
+
+def _draw(dataset: Dataset, file: Path, report: Path | None) -> None:
+    from eagle3data.cli.validate import read_report
+    from eagle3data.evaluation.plot import check_plot
+    from eagle3data.validation.plot import plot
+
+    check_plot(file)
+    plot(dataset, file, None if report is None else read_report(report, dataset.url))
+    err.print(f"drawn: {file}", markup=False)
 
 
 def _line(values: dict[str, Any], form: str) -> str:
