@@ -96,37 +96,54 @@ def statistics(dataset: Dataset) -> dict[str, Any]:
 def describe_sample(dataset: Dataset, position: int) -> dict[str, Any]:
     """What `eagle3data show --json` prints; reads and checks the sample's bytes."""
     found = dataset.read(position)
-    offset = int(dataset.index["token_offset"][position].as_py())
-    axis = dataset.manifest.storage.axis
-    shard, chunks = axis.shard_of(offset), axis.chunks_of(offset, len(found))
+    facts = indexed_sample(dataset, position)
     layers = []
     for layer, states in found.hidden_states.items():
-        norms = np.linalg.norm(as_float32(states), axis=1)
+        norms = row_norms(states)
         layers.append(
             {
                 "layer": layer,
                 "min": float(norms.min()),
                 "median": float(np.median(norms)),
                 "max": float(norms.max()),
-                "object": layout.shard_object(layout.states_array(layer), shard),
+                "object": layout.shard_object(layout.states_array(layer), facts["shard"]),
             }
         )
     return {
-        "sample_id": found.sample_id,
-        "position": position,
-        "source": found.source,
-        "split": found.split,
-        "source_extra": dict(found.source_extra),
-        "length": len(found),
-        "token_offset": offset,
-        "shard": shard,
-        "chunks": [chunks.start, chunks.stop - 1],
-        "witness_token": found.witness_token,
-        "witness_logprob": found.witness_logprob,
+        **facts,
         "layers": layers,
         "input_ids": found.input_ids.tolist(),
         "loss_mask": found.loss_mask.tolist(),
     }
+
+
+def indexed_sample(dataset: Dataset, position: int) -> dict[str, Any]:
+    """What the index says of a sample, its tokens aside; reads nothing else."""
+    offset, length = int(dataset.index["token_offset"][position].as_py()), dataset.length(position)
+    axis = dataset.manifest.storage.axis
+    chunks = axis.chunks_of(offset, length)
+    row = {
+        name: dataset.index[name][position].as_py()
+        for name in ("source", "split", "source_extra", "witness_token", "witness_logprob")
+    }
+    return {
+        "sample_id": dataset.sample_id(position),
+        "position": position,
+        "source": row["source"],
+        "split": row["split"],
+        "source_extra": dict(row["source_extra"] or {}),
+        "length": length,
+        "token_offset": offset,
+        "shard": axis.shard_of(offset),
+        "chunks": [chunks.start, chunks.stop - 1],
+        "witness_token": row["witness_token"],
+        "witness_logprob": row["witness_logprob"],
+    }
+
+
+def row_norms(states: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """`[T]` Euclidean norms of `[T, H]` stored states."""
+    return np.asarray(np.linalg.norm(as_float32(states), axis=1), np.float32)
 
 
 def quantiles(values: npt.NDArray[Any]) -> dict[str, float]:

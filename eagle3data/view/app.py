@@ -22,7 +22,7 @@ from starlette.staticfiles import StaticFiles
 
 from eagle3data.schema.errors import Eagle3DataError
 from eagle3data.validation.html.style import STYLE
-from eagle3data.view import overview, samples, shards
+from eagle3data.view import live, overview, sample, samples, shards
 from eagle3data.view.opened import Opened
 from eagle3data.view.pages import Pages
 from eagle3data.view.parameters import NotHereError
@@ -53,7 +53,7 @@ def create_app(settings: Settings) -> Starlette:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         # The first visitor finds it done, or waits for it; what is wrong the page itself will say.
-        Thread(target=overview.prepare, args=(pages,), daemon=True).start()
+        Thread(target=_prepare, args=(pages,), daemon=True).start()
         yield
         pages.close()
 
@@ -73,6 +73,10 @@ def _routes(pages: Pages) -> list[Route | Mount]:
         "/": overview.page,
         "/shards": shards.page,
         "/samples": samples.page,
+        "/sample": sample.page,
+        "/sample/head": sample.head,
+        "/live": live.page,
+        "/live/part": live.part,
     }
     charts = files("chartkick") / "django" / "static" / "chartkick"
     return [
@@ -81,6 +85,12 @@ def _routes(pages: Pages) -> list[Route | Mount]:
         Mount("/static", StaticFiles(directory=_HERE / "static")),
         Mount("/charts", StaticFiles(directory=str(charts))),
     ]
+
+
+def _prepare(pages: Pages) -> None:
+    overview.prepare(pages)
+    if pages.target is not None:
+        pages.target.prepare()
 
 
 def _report_style(_: Request) -> Response:

@@ -16,7 +16,7 @@ from eagle3data.storage.root import Root
 T = TypeVar("T")
 
 _LOOK_AGAIN = 1.0
-"""Seconds for which what was seen counts as now: of one page's requests only the first looks."""
+"""Seconds for which what a store listed counts as now; a folder is looked at every time."""
 
 
 class Opened:
@@ -97,7 +97,8 @@ class Opened:
         return self._watch
 
     def _look(self) -> None:
-        if self._seen is not None and time.monotonic() - self._seen_at < _LOOK_AGAIN:
+        wait = 0.0 if self.root.is_local else _LOOK_AGAIN
+        if self._seen is not None and time.monotonic() - self._seen_at < wait:
             return
         listed = (
             self.root.identity(layout.GROUP),

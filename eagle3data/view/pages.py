@@ -15,8 +15,14 @@ from eagle3data.schema import words
 from eagle3data.validation.findings import Report
 from eagle3data.view.opened import Opened
 from eagle3data.view.settings import Settings
+from eagle3data.view.target import Target
 
-_TABS = (("/", "Overview"), ("/shards", "Shards"), ("/samples", "Samples"))
+_TABS = (
+    ("/", "Overview"),
+    ("/shards", "Shards"),
+    ("/samples", "Samples"),
+    ("/live", "Live"),
+)
 
 
 class Pages:
@@ -25,10 +31,12 @@ class Pages:
     Attributes:
         settings: what is looked at.
         opened: the data set.
+        target: the model whose states these are; None where it was not named.
     """
 
     def __init__(self, settings: Settings, opened: Opened) -> None:
         self.settings, self.opened = settings, opened
+        self.target = Target(settings) if settings.model is not None else None
         self._templates = Environment(
             loader=FileSystemLoader(Path(__file__).parent / "templates"),
             autoescape=True,
@@ -62,7 +70,8 @@ class Pages:
 
     def show(self, request: Request, template: str, *, status: int = 200, **facts: Any) -> Response:
         """A whole page."""
-        here = request.url.path
+        path = request.url.path
+        here = "/samples" if path == "/sample" else path
         text = self.render(template, tabs=_TABS, here=here, **facts)
         return HTMLResponse(text, status)
 
