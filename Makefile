@@ -14,7 +14,7 @@ BENCH := .bench
 # Most tests wait: for a process to start, for a disk, for a server. More processes want more memory.
 TEST_PROCESSES ?= 2
 
-.PHONY: demo test lint format docs bench soak clean
+.PHONY: demo test lint format docs bench bench-peers soak clean
 
 demo: $(VENV)/.installed $(MODEL)/config.json ## the main job, end to end, on the CPU
 	$(BIN)/python tools/demo.py --model $(MODEL) --out $(DEMO)
@@ -47,6 +47,14 @@ bench: $(VENV)/.installed $(MODEL)/config.json ## ratios against baselines, by h
 	$(BIN)/python -m benchmarks.validation_quick $(BENCH)/quick
 	$(BIN)/python -m benchmarks.validation_semantic $(BENCH) --model $(MODEL)
 	$(BIN)/python -m benchmarks.extraction
+
+# Needs speculators in .venv, or PYTHONPATH=...: docs/speculators.md.
+bench-peers: $(VENV)/.installed $(MODEL)/config.json ## speculators' trainer on our data, and against ours
+	mkdir -p $(BENCH)/peers
+	test -f $(BENCH)/peers/prompts.arrow || $(BIN)/eagle3data prepare tests/data/conversations.jsonl --model $(MODEL) --eval-fraction 0.15 --out $(BENCH)/peers/prompts.arrow
+	$(BIN)/eagle3data extract $(BENCH)/peers/prompts.arrow --model $(MODEL) --out $(BENCH)/peers/states
+	$(BIN)/python -m benchmarks.peers_training $(BENCH)/peers/states --model $(MODEL) --folder $(BENCH)/peers/same
+	$(BIN)/python -m benchmarks.trainers $(BENCH)/peers/states --model $(MODEL) --folder $(BENCH)/peers/trainers
 
 soak: $(VENV)/.installed $(MODEL)/config.json ## long loops: kill -9 at random moments, by hand
 	$(BIN)/python -m pytest -m soak --override-ini addopts="-ra --strict-markers" tests

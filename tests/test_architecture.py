@@ -28,6 +28,7 @@ FLOOR = {
 # Rooms on one floor don't know each other, but for what is named here.
 NEIGHBOURS = {
     ("extractor", "validation"),  # a run is judged by its first samples as they are
+    ("interop", "readers"),  # a plug-in gives others' trainers what the readers read
     ("trainer", "validation"),  # and a training starts on states that are those of their tokens
 }
 

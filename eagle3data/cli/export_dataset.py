@@ -28,6 +28,14 @@ def export_dataset(
         typer.Option(metavar="MODEL", help="Target, whose final norm SpecForge wants applied."),
     ] = None,
     revision: o.Revision = None,
+    states: Annotated[
+        bool,
+        typer.Option(
+            "--states/--no-states",
+            help="--no-states: only speculators' rows of ids and masks; its trainer then reads "
+            "the states from URL itself.",
+        ),
+    ] = True,
     json: o.Json = False,
 ) -> None:
     """Write a data set as speculators' or SpecForge's own trainer reads it.
@@ -37,23 +45,35 @@ def export_dataset(
     Example: eagle3data export-dataset ./states --format speculators --out ./hidden_states
     """
     from eagle3data.interop import write_specforge, write_speculators
+    from eagle3data.interop.training_order import TrainingOrder
     from eagle3data.readers.dataset import open_dataset
 
     if format_ not in _FORMATS:
         raise InputError(f"--format {format_}: expected {' or '.join(_FORMATS)}.")
+    if format_ == "specforge" and not states:
+        raise InputError("SpecForge's files hold ids, masks and states together: no --no-states.")
     dataset = open_dataset(url)
     with progress("export", len(dataset), "samples") as shown:
         if format_ == "speculators":
-            written = write_speculators.write(dataset, folder, progress=shown.advance)
+            written = write_speculators.write(
+                dataset, folder, states=states, progress=shown.advance
+            )
         else:
             norm = None if model is None else _final_norm(model, revision)
             written = write_specforge.write(
                 dataset, folder, final_norm=norm, progress=shown.advance
             )
+    ratio = TrainingOrder(dataset).train_ratio if format_ == "speculators" else None
     if json:
-        print_json({"out": str(folder), "samples": len(dataset), "written": written})
-    else:
+        found = {"out": str(folder), "samples": len(dataset), "written": written}
+        print_json({**found, "train_data_ratio": ratio})
+        return
+    if states:
         out.print(f"{folder}: {len(dataset):,} samples, {written:,} of them written now.")
+    else:
+        out.print(f"{folder}: {len(dataset):,} rows of ids and masks; the states stay in {url}.")
+    if ratio is not None:
+        out.print(f"speculators holds out what is held out here with --train-data-ratio {ratio}")
 
 
 def _final_norm(model: str, revision: str | None) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from eagle3data.schema.errors import InputError
 from eagle3data.schema.manifest import Manifest
@@ -37,6 +38,9 @@ class ExportedSet(Protocol):
     @property
     def generation(self) -> str: ...
 
+    @property
+    def index(self) -> pa.Table: ...
+
     def __len__(self) -> int: ...
 
     def __getitem__(self, position: int) -> Sample: ...
@@ -48,8 +52,14 @@ Progress = Callable[[int], None]
 """Called with the samples that are done."""
 
 
-def begin(dataset: ExportedSet, folder: Path, layout: str) -> None:
+def begin(dataset: ExportedSet, folder: Path, layout: str, order: str = "tokens") -> None:
     """Mark the folder as this export's, and sweep what killed ones left.
+
+    Args:
+        dataset: that is exported.
+        folder: to fill.
+        layout: whose.
+        order: how its rows follow each other.
 
     Raises:
         InputError: the folder holds an export of something else, or other files.
@@ -58,6 +68,7 @@ def begin(dataset: ExportedSet, folder: Path, layout: str) -> None:
     manifest = dataset.manifest
     told = {
         "layout": layout,
+        "order": order,
         "samples": len(dataset),
         "generation": dataset.generation,
         "layers": manifest.layers,

@@ -2,8 +2,8 @@
 
 `folder` becomes their `--data-path`: the Arrow data set, `token_freq.pt` (how often each token is
 trained on, which their draft vocabulary is chosen by), and `hidden_states/hs_{row}.safetensors`.
-Rows are positions of the data set. Their trainer takes the last slot for the final layer before
-its norm, so a set without one is refused.
+Samples of `train` come first (`interop.training_order`), since their trainer holds out the last
+rows. It takes the last slot for the final layer before its norm, so a set without one is refused.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from eagle3data.interop.exporting import (
     put,
     write_missing,
 )
+from eagle3data.interop.training_order import TrainingOrder
 from eagle3data.schema.errors import InputError
-from eagle3data.schema.manifest import NormState, StorageDtype
+from eagle3data.schema.manifest import Manifest, NormState, StorageDtype
 from eagle3data.schema.sample import Sample
 from eagle3data.storage.local import Buffer
 
-_LAYOUT = "speculators"
+LAYOUT = "speculators"
+ORDER = "train first"
+"""How rows follow each other, as the marker in the folder says it."""
 _ARROW = "data-{:05d}-of-{:05d}.arrow"
 _ROWS = 20_000
 """Rows an Arrow file; at 2,048 tokens about 650 MB."""
@@ -46,13 +49,20 @@ _SCHEMA = pa.schema(
 
 
 def write(
-    dataset: ExportedSet, folder: Path, *, threads: int = 4, progress: Progress | None = None
+    dataset: ExportedSet,
+    folder: Path,
+    *,
+    states: bool = True,
+    threads: int = 4,
+    progress: Progress | None = None,
 ) -> int:
     """Write what is not written yet.
 
     Args:
         dataset: to export; its final layer kept before the norm.
         folder: empty, or of this export when it was stopped.
+        states: with the states; without them their trainer reads those from the set itself,
+            through `interop.speculators_backend`.
         threads: that read and write.
         progress: told the samples that are done.
 
@@ -64,7 +74,30 @@ def write(
         CorruptionError: a sample of the set is damaged.
         SpaceError: the place is full.
     """
-    manifest = dataset.manifest
+    rows = TrainingOrder(dataset)
+    check_final_layer(dataset.manifest)
+    begin(rows, folder, LAYOUT, ORDER)
+    if not (folder / "state.json").exists():
+        _write_rows(rows, folder)
+    if not states:
+        return 0
+    dtype = _DTYPES[dataset.manifest.storage.dtype]
+    return write_missing(
+        rows,
+        folder,
+        lambda row: f"hidden_states/hs_{row}.safetensors",
+        lambda sample: _encoded(sample, dtype),
+        threads=threads,
+        progress=progress,
+    )
+
+
+def check_final_layer(manifest: Manifest) -> None:
+    """Whether speculators can train on a set.
+
+    Raises:
+        InputError: it has no final layer, or has it after the norm.
+    """
     if manifest.layers[-1] != manifest.final_layer:
         raise InputError(
             f"the set keeps layers {manifest.layers}; speculators needs the final one, "
@@ -75,18 +108,6 @@ def write(
             "the set keeps the final layer after its norm, which can't be undone; speculators "
             "applies the norm itself. Extract the set from the model instead."
         )
-    begin(dataset, folder, _LAYOUT)
-    if not (folder / "state.json").exists():
-        _write_rows(dataset, folder)
-    dtype = _DTYPES[manifest.storage.dtype]
-    return write_missing(
-        dataset,
-        folder,
-        lambda row: f"hidden_states/hs_{row}.safetensors",
-        lambda sample: _encoded(sample, dtype),
-        threads=threads,
-        progress=progress,
-    )
 
 
 def _encoded(sample: Sample, dtype: str) -> Sequence[Buffer]:

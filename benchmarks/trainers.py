@@ -1,0 +1,244 @@
+"""Our trainer against speculators' own: same data, steps, batch tokens and shape; several seeds.
+
+    python -m benchmarks.trainers STATES --model MODEL --folder DIR
+
+Both drafts are measured by the same code on the same held-out samples: KL of each of three steps,
+against the target restricted to the draft vocabulary, and how many tokens a greedy server would
+keep. Needs speculators (docs/speculators.md). STATES is a data set with a split `eval`.
+
+`alike` gives both the same optimiser, schedule, loss and head: what differs is the code.
+`own` leaves to each trainer what it does by default, but for the shape.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.float32_muon import use_float32
+from eagle3data.interop.training_order import TrainingOrder
+from eagle3data.interop.write_speculators import write
+from eagle3data.readers.dataset import Dataset, open_dataset
+from eagle3data.schema.machine import has_bfloat16_units
+
+SHAPE = ["model.norm_before_residual=true", "model.norm_output=true"]
+RECIPES: dict[str, tuple[list[str], list[str]]] = {
+    # Ours, theirs.
+    "alike": (
+        [
+            "model.lm_head=frozen",
+            "optimizer.name=adamw",
+            "optimizer.learning_rate=1.0e-3",
+            "optimizer.betas=[0.9, 0.999]",
+            "optimizer.weight_decay=0.01",
+            "optimizer.schedule=linear",
+            "optimizer.warmup_share=0.01",
+            "optimizer.max_grad_norm=1.0",
+            "train.loss=kl",
+            "train.ttt_steps=3",
+            "train.step_decay=1.0",
+        ],
+        ["--optimizer", "adamw", "--lr", "1e-3"],
+    ),
+    "own": ([], []),
+}
+MEASURE = ["train.loss=kl", "train.ttt_steps=3", "train.step_decay=1.0"]
+
+
+def prepare(dataset: Dataset, folder: Path) -> float:
+    """Write their rows; the share of them that they train on."""
+    write(dataset, folder, states=False)
+    ratio = TrainingOrder(dataset).train_ratio
+    if ratio is None:
+        sys.exit(f"{dataset.url} holds nothing out: prepare it with --eval-fraction.")
+    return ratio
+
+
+def train_theirs(
+    arguments: argparse.Namespace, dataset: Dataset, out: Path, seed: int, words: list[str]
+) -> dict[str, Any]:
+    """A run of their trainer; where its draft is and what it took."""
+    rows = arguments.folder / "rows"
+    ratio = prepare(dataset, rows)
+    out.mkdir(parents=True, exist_ok=True)
+    metrics = out / "metrics.jsonl"
+    settings = {
+        "verifier-name-or-path": arguments.model,
+        "data-path": rows,
+        "train-data-ratio": ratio,
+        "hidden-states-backend": "eagle3data",
+        "eagle3data-url": dataset.url,
+        "on-missing": "raise",
+        "draft-vocab-size": arguments.draft_vocab,
+        "total-seq-len": arguments.budget,
+        "hidden-states-dtype": "float32",
+        "save-path": out / "checkpoints",
+        "log-dir": out / "logs",
+        "max-steps": arguments.steps,
+        "seed": seed,
+    }
+    layers = map(str, sorted(dataset.manifest.layers)[:-1])
+    command = ["--target-layer-ids", *layers, "--no-norm-before-fc", *words]
+    for name, value in settings.items():
+        command += [f"--{name}", str(value)]
+    # Their loop ends an epoch at a time: it begins no more of them than the steps need.
+    epochs = epochs_of(dataset, arguments)
+    run("benchmarks.speculators_on_cpu", [metrics, *command, "--epochs", epochs], out)
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    steps = [line for line in lines if line["kind"] == "train"]
+    tokens = [one["profile"]["tokens_per_s"] * one["profile"]["step_ms"] / 1e3 for one in steps]
+    return {
+        "draft": str(max((out / "checkpoints").glob("[0-9]*"), key=lambda path: int(path.name))),
+        "steps": len(steps),
+        "tokens": round(sum(tokens)),
+        "step_seconds": statistics.median(one["profile"]["step_ms"] / 1e3 for one in steps),
+        "losses": [one["train"]["loss"] for one in steps],
+    }
+
+
+def epochs_of(dataset: Dataset, arguments: argparse.Namespace) -> int:
+    """Epochs within which their packs surely last for the steps."""
+    tokens = sum(
+        dataset.length(position)
+        for position, split in enumerate(dataset.index["split"].to_pylist())
+        if split == "train"
+    )
+    wanted: int = arguments.steps * arguments.budget
+    return 1 + wanted // tokens
+
+
+def train_ours(
+    arguments: argparse.Namespace, dataset: Dataset, out: Path, seed: int, words: list[str]
+) -> dict[str, Any]:
+    """A run of our trainer; where its draft is and what it took."""
+    settings = [
+        *SHAPE,
+        *words,
+        f"model.draft_vocab_size={arguments.draft_vocab}",
+        f"data.token_budget={arguments.budget}",
+        f"train.max_steps={arguments.steps}",
+        f"train.eval_every={arguments.steps}",
+        "train.autocast=float32",
+        f"train.seed={seed}",
+    ]
+    run("benchmarks.trainers", ["--ours", dataset.url, arguments.model, out, *settings], out)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line.get("kind") == "train"]
+    return {
+        "draft": str(out),
+        "steps": len(steps),
+        "tokens": sum(one["tokens"] for one in steps),
+        "step_seconds": statistics.median(one["seconds"] for one in steps),
+        "losses": [one["loss"] for one in steps],
+    }
+
+
+def run(module: str, words: list[Any], out: Path) -> None:
+    """A process of its own, its output beside what it makes."""
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "log.txt").open("w") as log:
+        done = subprocess.run(
+            [sys.executable, "-m", module, *map(str, words)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            check=False,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )
+    if done.returncode:
+        sys.exit(f"{module} failed; see {out / 'log.txt'}")
+
+
+def measure(url: str, model: str, draft: str, budget: int) -> dict[str, Any]:
+    """A draft's figures on the held-out samples, whoever trained it."""
+    from eagle3data.trainer.config import load_config
+    from eagle3data.trainer.inputs import gather
+    from eagle3data.trainer.learner import Learner
+
+    settings = [*MEASURE, f"data.token_budget={budget}", "train.autocast=float32"]
+    config = load_config(None, [*settings, f"model.init_from={draft}"])
+    inputs = gather(url, model, config)
+    held_out = inputs.held_out()
+    if held_out is None:
+        sys.exit(f"{url} holds nothing out")
+    return Learner(inputs.subject, config).measure(held_out)
+
+
+def table(figures: list[dict[str, Any]]) -> str:
+    """Mean and range over the seeds of each trainer, recipe by recipe."""
+    lines = [
+        "| recipe | trainer | held-out loss | accuracy | simulated acceptance length | s a step |",
+        "|---|---|---|---|---|---|",
+    ]
+    for recipe in RECIPES:
+        for trainer in ("ours", "speculators"):
+            found = [f for f in figures if (f["recipe"], f["trainer"]) == (recipe, trainer)]
+            if found:
+                columns = [
+                    spread([f["held_out"]["loss"] for f in found], 3),
+                    spread([f["held_out"]["accuracy"] for f in found], 3),
+                    spread([f["held_out"]["simulated_acceptance_length"] for f in found], 3),
+                    spread([f["step_seconds"] for f in found], 2),
+                ]
+                lines.append(f"| {recipe} | {trainer} | {' | '.join(columns)} |")
+    return "\n".join(lines)
+
+
+def spread(values: list[float], digits: int) -> str:
+    mean, least, most = statistics.mean(values), min(values), max(values)
+    return f"{mean:.{digits}f} ({least:.{digits}f} to {most:.{digits}f})"
+
+
+def main(words: list[str]) -> None:
+    """Train, measure, print."""
+    if words[:1] == ["--ours"]:
+        from eagle3data.trainer.config import load_config
+        from eagle3data.trainer.loop import train
+
+        if not has_bfloat16_units():
+            use_float32()
+        url, model, out, *settings = words[1:]
+        train(url, model, out, load_config(None, settings))
+        return
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("states")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--folder", type=Path, required=True, help="for runs and figures")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--budget", type=int, default=512)
+    parser.add_argument("--draft-vocab", type=int, default=4096)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--recipes", nargs="+", choices=list(RECIPES), default=list(RECIPES))
+    arguments = parser.parse_args(words)
+    dataset = open_dataset(arguments.states)
+    figures = []
+    for recipe in arguments.recipes:
+        for seed in arguments.seeds:
+            trainers = zip(
+                ("ours", "speculators"), (train_ours, train_theirs), RECIPES[recipe], strict=True
+            )
+            for trainer, how, settings in trainers:
+                out = arguments.folder / f"{recipe}-{trainer}-{seed}"
+                done = out / "figures.json"
+                if not done.exists():
+                    began = time.perf_counter()
+                    made = how(arguments, dataset, out, seed, settings)
+                    made["seconds"] = time.perf_counter() - began
+                    made["held_out"] = measure(
+                        dataset.url, arguments.model, made["draft"], arguments.budget
+                    )
+                    made |= {"recipe": recipe, "trainer": trainer, "seed": seed}
+                    done.write_text(json.dumps(made, indent=2) + "\n")
+                figures.append(json.loads(done.read_text()))
+                print(recipe, trainer, seed, figures[-1]["held_out"]["loss"], flush=True)
+    print(table(figures))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
