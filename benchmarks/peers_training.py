@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.trainers import run
+from benchmarks.trainers import epochs_of, run
 from eagle3data.interop.training_order import TrainingOrder
 from eagle3data.interop.write_speculators import write
 from eagle3data.readers.dataset import Dataset, open_dataset
@@ -36,7 +36,15 @@ def train(
     common = ["--verifier-name-or-path", arguments.model, "--target-layer-ids", *layers]
     common += ["--train-data-ratio", TrainingOrder(dataset).train_ratio or 0.9]
     common += ["--total-seq-len", arguments.budget, "--max-steps", arguments.steps]
-    common += ["--epochs", 1000, "--draft-vocab-size", arguments.draft_vocab, "--seed", 0]
+    # Their loop begins every epoch that it was told of, even when the steps are done.
+    common += [
+        "--epochs",
+        epochs_of(dataset, arguments),
+        "--draft-vocab-size",
+        arguments.draft_vocab,
+        "--seed",
+        0,
+    ]
     common += ["--hidden-states-dtype", "float32", "--optimizer", "adamw", "--on-missing", "raise"]
     common += ["--save-path", out / "checkpoints", "--log-dir", out / "logs"]
     common += ["--no-resume-from-checkpoint", *words]

@@ -88,7 +88,7 @@ def train_theirs(
     command = ["--target-layer-ids", *layers, "--no-norm-before-fc", *words]
     for name, value in settings.items():
         command += [f"--{name}", str(value)]
-    # Their loop ends an epoch at a time: it begins no more of them than the steps need.
+    # Their loop begins every epoch that it was told of, even when the steps are done.
     epochs = epochs_of(dataset, arguments)
     run("benchmarks.speculators_on_cpu", [metrics, *command, "--epochs", epochs], out)
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
