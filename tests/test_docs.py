@@ -134,3 +134,24 @@ def test_recipes_are_what_the_script_computes() -> None:
     assert pytest.approx(1.01e12, rel=1e-3) == 4 * 7168 * 2 * 10_000 * 1760
     assert "| Kimi-K2.5 | 1.01 TB | " in page
     assert "| Kimi-K2.5 | 61 | 7,168 | 2, 30, 58, 61 | 1, 29, 57 | 57,344 B |" in page
+
+
+def test_the_peers_figures_are_those_of_the_runs() -> None:
+    """What stands beside the peers is copied from where a command says how it was measured."""
+    measured = [_cells(line) for line in _rows((DOCS / "speed.md").read_text())]
+    told = (DOCS / "peers.md").read_text().partition("## Measured in one run")[2]
+    rows = [_cells(line) for line in _rows(told)]
+    assert len(rows) == 8
+    for name, checks, ratio in rows:
+        case = name.partition(" (")[0]
+        found = [row for row in measured if row[0].startswith(case) and row[1] == checks]
+        assert any(ratio in row for row in found), (name, ratio)
+
+
+def _rows(text: str) -> list[str]:
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [line for line in lines if re.search(r"\d\.\d\d", line)]
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.replace("**", "").strip() for cell in line.strip("|").split("|")]

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from keyword import iskeyword
+from shutil import get_terminal_size
 from typing import Annotated
 
 import typer
@@ -99,8 +100,13 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
+_FRAMES_FROM = 64
+"""Columns; in narrower windows help in frames loses words, so it is plain there, and wraps."""
+_columns = get_terminal_size().columns
 app = typer.Typer(
     no_args_is_help=True,
+    rich_markup_mode="rich" if _columns >= _FRAMES_FROM else None,
+    context_settings={} if _columns >= _FRAMES_FROM else {"terminal_width": _columns},
     pretty_exceptions_enable=False,
     help="The data layer of EAGLE-3 training: extract, check, stream and train on hidden states.",
 )
