@@ -22,7 +22,7 @@ from starlette.staticfiles import StaticFiles
 
 from eagle3data.schema.errors import Eagle3DataError
 from eagle3data.validation.html.style import STYLE
-from eagle3data.view import live, overview, sample, samples, shards
+from eagle3data.view import live, overview, sample, samples, shards, validation
 from eagle3data.view.opened import Opened
 from eagle3data.view.pages import Pages
 from eagle3data.view.parameters import NotHereError
@@ -77,11 +77,18 @@ def _routes(pages: Pages) -> list[Route | Mount]:
         "/sample/head": sample.head,
         "/live": live.page,
         "/live/part": live.part,
+        "/validation": validation.page,
+        "/validation/part": validation.part,
+    }
+    done: dict[str, Show] = {
+        "/validation/start": validation.start,
+        "/validation/stop": validation.stop,
     }
     charts = files("chartkick") / "django" / "static" / "chartkick"
     return [
         Route("/report.css", _report_style),
         *(Route(path, _answered(pages, show)) for path, show in shown.items()),
+        *(Route(path, _answered(pages, do), methods=["POST"]) for path, do in done.items()),
         Mount("/static", StaticFiles(directory=_HERE / "static")),
         Mount("/charts", StaticFiles(directory=str(charts))),
     ]

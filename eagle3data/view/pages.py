@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse, Response
 
 from eagle3data.schema import words
 from eagle3data.validation.findings import Report
+from eagle3data.view.checking import Checking
 from eagle3data.view.opened import Opened
 from eagle3data.view.settings import Settings
 from eagle3data.view.target import Target
@@ -22,6 +23,7 @@ _TABS = (
     ("/shards", "Shards"),
     ("/samples", "Samples"),
     ("/live", "Live"),
+    ("/validation", "Validation"),
 )
 
 
@@ -31,11 +33,13 @@ class Pages:
     Attributes:
         settings: what is looked at.
         opened: the data set.
+        checking: the validation that runs or ran.
         target: the model whose states these are; None where it was not named.
     """
 
     def __init__(self, settings: Settings, opened: Opened) -> None:
         self.settings, self.opened = settings, opened
+        self.checking = Checking(settings)
         self.target = Target(settings) if settings.model is not None else None
         self._templates = Environment(
             loader=FileSystemLoader(Path(__file__).parent / "templates"),
@@ -59,10 +63,11 @@ class Pages:
     @property
     def report(self) -> Report | None:
         """The latest report of `validate` that is known here."""
-        return self.settings.report
+        return self.checking.report
 
     def close(self) -> None:
         """End what was started."""
+        self.checking.stop()
 
     def render(self, template: str, **facts: Any) -> str:
         """A template with facts; text in them is escaped, whatever it is."""

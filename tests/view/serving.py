@@ -112,7 +112,7 @@ class Visit:
 
     def wait_for(self, selector: str) -> None:
         """Until such an element can be seen."""
-        self._browser.do(lambda: self._page.locator(selector).first.wait_for(timeout=120_000))
+        self._browser.do(lambda: self._page.locator(selector).first.wait_for(timeout=60_000))
 
     def fits(self) -> bool:
         """Whether nothing is wider than the window."""

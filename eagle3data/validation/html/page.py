@@ -57,17 +57,21 @@ def report_page(report: Report) -> str:
             el("title", title),
             style_sheet(STYLE),
         ],
-        [el("main", *_sections(report))],
+        [el("main", *report_sections(report), _footer(report))],
     )
 
 
-def _sections(report: Report) -> Iterator[Markup]:
+def report_sections(report: Report) -> Iterator[Markup]:
+    """What the page says, for pages with a frame of their own; `STYLE` gives it its looks."""
     yield _verdict(report)
     yield from _findings(report)
     yield from _undecided(report)
     yield from _checked(report)
     yield from _plots(report)
-    yield el(
+
+
+def _footer(report: Report) -> Markup:
+    return el(
         "footer",
         f"Written by eagle3data {version('eagle3data')}: eagle3data validate {report.url} "
         f"--level {report.level.value} --html FILE",
