@@ -1,6 +1,7 @@
 """Objects that are not on a local disk: ranged reads, and creation that is whole and exclusive.
 
-`open_store` picks the one way for a protocol: `s3_store` for S3, fsspec for the rest.
+`open_store` picks the one way for a protocol: `s3_store` for S3, `hub_store` for the Hugging Face
+Hub, fsspec for the rest.
 """
 
 from __future__ import annotations
@@ -228,6 +229,10 @@ def open_store(fs: Any, url: str) -> ObjectStore:
         from eagle3data.storage.s3_store import S3Store
 
         return S3Store(fs, url)
+    if "hf" in protocols(fs):
+        from eagle3data.storage.hub_store import HubStore
+
+        return HubStore(fs, url)
     return ObjectStore(fs, url)
 
 

@@ -11,32 +11,25 @@ import json
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
-
-import pyarrow as pa
 
 from eagle3data.readers.dataset import Dataset
 from eagle3data.readers.index import read_index
-from eagle3data.schema.axis import TokenAxis
 from eagle3data.schema.errors import (
     AlreadyExistsError,
-    CorruptionError,
     LostClaimError,
     MismatchError,
 )
-from eagle3data.storage import layout, ledger, tombstones
+from eagle3data.storage import layout
 from eagle3data.storage.arrays import resize_arrays
 from eagle3data.storage.claims import MANIFEST, Claim, Claims
-from eagle3data.storage.gathered import checked_part
 from eagle3data.storage.parallel import run_all
 from eagle3data.storage.root import Root
 from eagle3data.transfer.job import CopyReport, OnBytes, Preview, free_bytes, require_space
 from eagle3data.transfer.objects import ObjectCopy, ObjectFacts
+from eagle3data.transfer.verbatim_source import STATES_GROUP, VerbatimSource
 from eagle3data.writers.data_set import consolidate_index, create_once
 from eagle3data.writers.shard_writer import remove_orphans
 from eagle3data.writers.shared_shards import OnWait, SharedShards
-
-_STATES_GROUP = "hidden_states/zarr.json"
 
 
 class VerbatimCopy:
@@ -50,21 +43,20 @@ class VerbatimCopy:
                 this one that can't be continued.
             CorruptionError: an index part of the source that can't be read.
         """
-        self._source, self._target = source, target
-        self._manifest = source.manifest
-        self._shards = layout.committed_shards(source.root)
+        self._source, self._target = VerbatimSource(source), target
+        shards = self._source.shards
         there = layout.committed_shards(target)
         with ThreadPoolExecutor(max(source.root.threads, target.threads)) as pool:
             if target.exists(layout.GROUP):
-                self._require_same(there, pool)
-            sizes = dict(zip(self._shards, pool.map(self._shard_bytes, self._shards), strict=True))
-        missing = set(self._shards) - set(there)
+                self._source.require_same(target, there, pool)
+            sizes = dict(zip(shards, pool.map(self._source.shard_bytes, shards), strict=True))
+        missing = set(shards) - set(there)
         nbytes = sum(sizes[shard] for shard in missing)
         self.preview = Preview(
             byte_for_byte=True,
             samples=len(source),
             tokens=source.tokens,
-            shards=len(self._shards),
+            shards=len(shards),
             missing=len(missing),
             nbytes=nbytes,
             work_bytes=nbytes,
@@ -78,8 +70,8 @@ class VerbatimCopy:
         with Claims(self._target) as claims:
             self._copy_documents(claims)
             self._target.sweep()
-            shared = SharedShards(self._target, claims, self._shards, on_wait)
-            with _Pools(self._source.root, self._target) as pools:
+            shared = SharedShards(self._target, claims, self._source.shards, on_wait)
+            with _Pools(self._source.dataset.root, self._target) as pools:
                 for claim in filter(None, shared.take()):
                     written += self._copy_shard(claim, pools, on_bytes)
                     shared.give_back(claim)
@@ -95,98 +87,45 @@ class VerbatimCopy:
             generation=found.generation,
         )
 
-    def _require_same(self, there: list[int], pool: ThreadPoolExecutor) -> None:
-        url = self._target.url
-        differences = layout.read_manifest(self._target).differences(self._manifest)
-        if differences:
-            raise MismatchError(
-                f"{url} holds another data set than {self._source.url}; it was left as it is. "
-                f"There and in the source differ in {'; '.join(differences)}. Choose another place."
-            )
-        unknown = sorted(set(there) - set(self._shards))
-        if unknown:
-            raise MismatchError(
-                f"{url} has shards that {self._source.url} has not ({_some(unknown)}), so it is no "
-                "copy of it; it was left as it is. Choose another place."
-            )
-        same = pool.map(self._is_same_part, there)
-        other = [shard for shard, is_same in zip(there, same, strict=True) if not is_same]
-        if other:
-            raise MismatchError(
-                f"{url} holds other samples than {self._source.url} in shards {_some(other)}, so "
-                "it is no copy of it; it was left as it is. Choose another place."
-            )
-
-    def _is_same_part(self, shard: int) -> bool:
-        name = layout.index_part(shard)
-        return self._target.read(name) == self._source.root.read(name)
-
-    def _shard_bytes(self, shard: int) -> int:
-        _, facts = layout.read_table(self._source.root, layout.index_part(shard))
-        return sum(stated["bytes"] for stated in self._stated_objects(shard, facts).values())
-
     def _copy_documents(self, claims: Claims) -> None:
         """Everything that is not a shard; the group with the manifest first."""
-        source, target = self._source.root, self._target
+        source, target = self._source, self._target
         create_once(target, layout.GROUP, source.read(layout.GROUP))
-        if source.exists(_STATES_GROUP):
-            create_once(target, _STATES_GROUP, source.read(_STATES_GROUP))
+        if source.dataset.root.exists(STATES_GROUP):
+            create_once(target, STATES_GROUP, source.read(STATES_GROUP))
         tokens = 0
-        for array in layout.array_names(self._manifest):
-            document = self._array_document(array)
+        for array in layout.array_names(source.manifest):
+            document = source.array_document(array)
             create_once(target, layout.array_document(array), document)
             tokens = json.loads(document)["shape"][0]
         with claims.holding(MANIFEST):
             # The source may have grown since the copy was begun.
-            resize_arrays(target, self._manifest, tokens // self._manifest.storage.shard_tokens)
-        for name in self._plan_segments():
+            shards = tokens // source.manifest.storage.shard_tokens
+            resize_arrays(target, source.manifest, shards)
+        for name in source.plan_segments():
             self._copy_plan(name)
-        for folder in (tombstones.FOLDER, ledger.FOLDER):
-            for name in source.names(folder):
-                if name.endswith(".json"):
-                    create_once(target, f"{folder}/{name}", source.read(f"{folder}/{name}"))
-
-    def _array_document(self, array: str) -> bytes:
-        name = layout.array_document(array)
-        try:
-            return self._source.root.read(name)
-        except FileNotFoundError:
-            raise CorruptionError(
-                "object_missing", f"{name} is not there", url=self._source.url, array=array
-            ) from None
-
-    def _plan_segments(self) -> list[str]:
-        found = self._source.root.names("plan")
-        names = [f"plan/{name}" for name in found if name.endswith(".arrow")]
-        if self._manifest.plan_digest is not None:
-            return names
-        # A set that grew sample by sample has a segment a shard, final once that is committed.
-        final = {layout.plan_segment(shard) for shard in self._shards}
-        return [name for name in names if name in final]
+        for name in source.notes():
+            create_once(target, name, source.read(name))
 
     def _copy_plan(self, name: str) -> None:
-        data = self._source.root.read(name)
+        data = self._source.read(name)
         create_once(self._target, name, data)
         if self._target.read(name) != data:
             raise MismatchError(
-                f"{self._target.url}/{name} is not that of {self._source.url}; it was left as it "
-                "is. Choose another place."
+                f"{self._target.url}/{name} is not that of {self._source.dataset.url}; it was left "
+                "as it is. Choose another place."
             )
 
     def _copy_shard(self, claim: Claim, pools: _Pools, on_bytes: OnBytes) -> bool:
         """Copy one shard, its index part last; false where another process took it over."""
         shard = int(claim.name)
-        name = layout.index_part(shard)
-        part = self._source.root.read(name)
-        table, facts = layout.decode_table(self._source.root, name, part)
-        rows = checked_part(self._source.root, shard, table, facts).rows
-        objects = self._objects(shard, rows, facts)
+        part, objects = self._source.shard(shard)
         done: dict[str, str] = {}
         try:
-            remove_orphans(self._target, self._manifest, shard, claim)
+            remove_orphans(self._target, self._source.manifest, shard, claim)
             self._copy_objects(objects, pools, on_bytes, done)
             self._require_own(claim, done)
-            self._target.create(name, [part])
+            self._target.create(layout.index_part(shard), [part])
         except (AlreadyExistsError, LostClaimError):
             # Another process took this one for dead and does the same shard.
             self._withdraw(shard, done)
@@ -195,49 +134,6 @@ class VerbatimCopy:
             self._withdraw(shard, done)
             raise
         return True
-
-    def _objects(self, shard: int, rows: pa.Table, facts: Mapping[str, Any]) -> list[ObjectFacts]:
-        """What has to be copied.
-
-        Raises:
-            CorruptionError: the index part doesn't say what an object has to be.
-        """
-        owners = _owners(self._manifest.storage.axis, rows)
-        stated = self._stated_objects(shard, facts)
-        paths = {
-            array: layout.shard_object(array, shard) for array in layout.array_names(self._manifest)
-        }
-        for array, path in paths.items():
-            if path not in stated:
-                raise self._changed(shard, f"it says nothing of {path}", array)
-        return [
-            ObjectFacts(
-                array=array,
-                shard=shard,
-                path=path,
-                nbytes=stated[path]["bytes"],
-                crc32c=stated[path]["crc32c"],
-                chunks_crc32c=stated[path]["chunks_crc32c"],
-                owners=owners,
-            )
-            for array, path in paths.items()
-        ]
-
-    def _stated_objects(self, shard: int, facts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-        """Bytes and checksums by path; they are outside the digest of the part's rows."""
-        names = ("bytes", "crc32c", "chunks_crc32c")
-        try:
-            return {
-                str(entry["path"]): {name: int(entry[name]) for name in names}
-                for entry in facts["objects"]
-            }
-        except (KeyError, TypeError, ValueError):
-            raise self._changed(shard, "it does not say what its objects have to be") from None
-
-    def _changed(self, shard: int, what: str, array: str | None = None) -> CorruptionError:
-        message = f"{layout.index_part(shard)} is not as it was committed: {what}"
-        url = self._source.url
-        return CorruptionError("index_changed", message, url=url, array=array, shard=shard)
 
     def _copy_objects(
         self,
@@ -249,7 +145,7 @@ class VerbatimCopy:
         """Copy objects side by side; `done` gets the identity of each that has its name."""
 
         def copy(facts: ObjectFacts) -> None:
-            found = ObjectCopy(self._source, facts)
+            found = ObjectCopy(self._source.dataset, facts)
             upload = self._target.begin(facts.path)
             try:
                 found.write_to(upload, pools.readers, on_bytes)
@@ -292,17 +188,3 @@ class _Pools:
     def __exit__(self, *_: object) -> None:
         self.objects.shutdown()
         self.readers.shutdown(cancel_futures=True)
-
-
-def _owners(axis: TokenAxis, rows: pa.Table) -> dict[int, str]:
-    """Sample ids by the chunk numbers of a shard."""
-    columns = (rows[name].to_pylist() for name in ("sample_id", "token_offset", "length"))
-    return {
-        chunk: str(sample_id)
-        for sample_id, offset, length in zip(*columns, strict=True)
-        for chunk in axis.chunks_of(offset, length)
-    }
-
-
-def _some(shards: list[int]) -> str:
-    return ", ".join(map(str, shards[:5])) + (", ..." if len(shards) > 5 else "")
