@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,13 @@ CONVERSATIONS = Path(__file__).parent / "data" / "conversations.jsonl"
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def eagle3data(*words: object) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
+def eagle3data(
+    *words: object, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own; `environment` on top of this one's."""
     command = [sys.executable, "-m", "eagle3data.cli.main", *map(str, words)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    both = {**os.environ, "HF_HUB_OFFLINE": "1", **(environment or {})}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=both)
 
 
 def small_manifest(*, shard_tokens: int = 128, chunk_tokens: int = 16, **changes: Any) -> Manifest:

@@ -28,6 +28,7 @@ COMMANDS = (
     "validate",
     "repair",
     "copy",
+    "card",
     "import",
     "export-dataset",
     "train",

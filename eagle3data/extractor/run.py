@@ -26,6 +26,8 @@ from eagle3data.extractor.processes import marked_run, own_pids
 from eagle3data.extractor.prompts import PromptsFile, read_prompts
 from eagle3data.extractor.work import Work, require_appendable, settle_work
 from eagle3data.extractor.worker import OnTokens, Worker
+from eagle3data.readers.card import write_card
+from eagle3data.readers.dataset import open_dataset
 from eagle3data.schema.axis import TokenAxis
 from eagle3data.schema.errors import (
     InputError,
@@ -262,6 +264,7 @@ def _tell_held(started: set[int], on_notice: OnNotice) -> None:
 def finish_job(root: Root, job: Job, written: int) -> ExtractReport:
     """Gather the index, clean up, and say how things stand."""
     consolidate_index(root)
+    write_card(open_dataset(root.url))
     root.sweep()
     return ExtractReport(
         shards=len(job.work.shards),

@@ -10,6 +10,7 @@ from eagle3data.readers.dataset import open_dataset
 from eagle3data.schema.errors import InputError
 from eagle3data.schema.manifest import Codec
 from eagle3data.storage.root import Root
+from eagle3data.transfer.hub import HubCopy
 from eagle3data.transfer.job import CopyJob
 from eagle3data.transfer.rewrite import Rewrite
 from eagle3data.transfer.selection import select
@@ -61,7 +62,9 @@ def plan_copy(sources: Sequence[str], url: str, options: CopyOptions) -> CopyJob
     target = Root(url)
     for source in sources:
         _require_apart(Root(source), target)
-    require_place(target)
+    to_hub = url.startswith("hf://")
+    if not to_hub:
+        require_place(target)
     opened = [open_dataset(source) for source in sources]
     codec = _codec(options.codec)
     as_it_is = (
@@ -71,6 +74,13 @@ def plan_copy(sources: Sequence[str], url: str, options: CopyOptions) -> CopyJob
         and options.layers is None
         and not (options.drop or options.skip_damaged or options.compact)
     )
+    if to_hub:
+        if not as_it_is:
+            raise InputError(
+                f"{url}: a hub takes one set as it is. Nothing was uploaded: copy to a folder or a "
+                "bucket with these choices, then upload that."
+            )
+        return HubCopy(opened[0], url)
     if as_it_is:
         return VerbatimCopy(opened[0], target)
     selection = select(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +17,21 @@ from eagle3data.schema.digest import combine_crc32c, crc32c
 from eagle3data.schema.errors import CorruptionError
 from eagle3data.storage.arrays import chunk_codec
 from eagle3data.storage.codecs import CHECKSUM_BYTES
-from eagle3data.storage.root import StoredObject, Upload
+from eagle3data.storage.local import Buffer
+from eagle3data.storage.root import StoredObject
 from eagle3data.storage.shard_decoder import ShardDecoder
 from eagle3data.storage.shard_encoder import NOT_STORED, chunks_crc32c
 
 _PIECE_BYTES = 8 << 20
 _PIECES_AHEAD = 3
 """An object in transfer takes one piece more than these of memory, at most."""
+
+
+class Sink(Protocol):
+    """Where an object's bytes go; an upload is one."""
+
+    def write(self, parts: Sequence[Buffer]) -> None:
+        """Append buffers; they may be changed after the call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +94,7 @@ class ObjectCopy:
                 kind, f"it has {self._object.size} bytes, {facts.nbytes} were committed"
             )
 
-    def write_to(self, upload: Upload, pool: Executor, on_bytes: Callable[[int], None]) -> None:
+    def write_to(self, sink: Sink, pool: Executor, on_bytes: Callable[[int], None]) -> None:
         """Copy everything; pieces are read ahead by the pool's threads.
 
         Raises:
@@ -94,7 +103,7 @@ class ObjectCopy:
         """
         for piece, data in _ahead(pool, self._pieces(), self._read):
             self._check(piece, data)
-            upload.write([data.data])
+            sink.write([data.data])
             on_bytes(len(data))
         facts = self._facts
         if self._crc != facts.crc32c or self._chunks_crc32c != facts.chunks_crc32c:

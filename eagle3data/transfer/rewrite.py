@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from eagle3data.readers.dataset import Dataset
+from eagle3data.readers.card import write_card
+from eagle3data.readers.dataset import Dataset, open_dataset
 from eagle3data.readers.index import read_index
 from eagle3data.schema.axis import choose_axis
 from eagle3data.schema.errors import (
@@ -115,6 +116,7 @@ class Rewrite:
             shared = SharedShards(target, claims, list(self._shards), on_wait)
             written = _Writing(self, shared, on_bytes).run()
             consolidate_index(target)
+        write_card(open_dataset(target.url))
         target.sweep()
         found = read_index(target)
         return CopyReport(

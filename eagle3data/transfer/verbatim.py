@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from eagle3data.readers.card import NAME as CARD
+from eagle3data.readers.card import read_card
 from eagle3data.readers.dataset import Dataset
 from eagle3data.readers.index import read_index
 from eagle3data.schema.errors import (
@@ -106,6 +108,9 @@ class VerbatimCopy:
             self._copy_plan(name)
         for name in source.notes():
             create_once(target, name, source.read(name))
+        card = read_card(source.dataset)
+        if card is not None:
+            target.replace(CARD, card.encode())
 
     def _copy_plan(self, name: str) -> None:
         data = self._source.read(name)
