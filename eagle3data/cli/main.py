@@ -43,7 +43,7 @@ _EXTRA_OF = {
     "torch": "transformers",
     "transformers": "transformers",
     "safetensors": "transformers",
-    "huggingface_hub": "transformers",
+    "huggingface_hub": "hub",
     "yaml": "train",
     "tensorboardX": "tensorboard",
     "s3fs": "s3",
