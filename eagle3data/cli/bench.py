@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import err, out, print_json
+from eagle3data.cli.console import out, print_json, tell
 from eagle3data.schema.errors import InputError
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def bench(
 
 
 def _tell(text: str) -> None:
-    err.print(text, markup=False)
+    tell(text)
 
 
 def _show(facts: list[str], tables: list[Table]) -> None:

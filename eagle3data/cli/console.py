@@ -132,6 +132,20 @@ def print_text(text: Text) -> None:
     out.print(text, soft_wrap=not out.is_terminal, overflow="fold")
 
 
+def say(text: str) -> None:
+    """A sentence or a paragraph on stdout; on a terminal it wraps at words."""
+    _say(text, out)
+
+
+def tell(text: str) -> None:
+    """The same on stderr: what is no result, such as notices, warnings and errors."""
+    _say(text, err)
+
+
+def _say(text: str, to: Console) -> None:
+    to.print(Text(visible(text, keep="\n")), soft_wrap=not to.is_terminal)
+
+
 def print_lines(lines: Iterable[str], indent: str = "") -> None:
     """A line each; on a terminal they wrap at words, and go on a little further in."""
     for line in lines:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import Progress, err, out, print_json, print_pairs, progress
+from eagle3data.cli.console import Progress, out, print_json, print_pairs, progress, tell
 from eagle3data.schema.errors import InputError
 from eagle3data.schema.words import size
 
@@ -86,7 +86,7 @@ def copy(
         try:
             report = job.run(shown.advance, shown.wait)
         except KeyboardInterrupt:
-            err.print(f"\nstopped. Run the same command again to continue {url}.")
+            tell(f"\nstopped. Run the same command again to continue {url}.")
             raise
     _show_report(url, job.preview, report, as_json=json)
 
@@ -108,7 +108,7 @@ def _show_preview(url: str, preview: Preview, *, as_json: bool) -> None:
             ]
         )
     if not preview.fits:
-        err.print(f"{url} has too little room.")
+        tell(f"{url} has too little room.")
         raise typer.Exit(1)
 
 
@@ -125,7 +125,7 @@ def _show_report(url: str, preview: Preview, report: CopyReport, *, as_json: boo
     else:
         out.print(f"{url} is complete: {report.shards} shards. Nothing to do.")
     if report.failed:
-        err.print(f"{report.failed} samples could not be read; {url}/ledger says which and why.")
+        tell(f"{report.failed} samples could not be read; {url}/ledger says which and why.")
         raise typer.Exit(1)
 
 
@@ -159,7 +159,7 @@ class _Shown:
     def wait(self, shards: list[int]) -> None:
         if shards != self._told:
             self._told = shards
-            err.print(f"{len(shards)} shards left, all in other processes' hands: waiting.")
+            tell(f"{len(shards)} shards left, all in other processes' hands: waiting.")
 
 
 def _ids(text: str | None) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import err, out, print_json, progress
+from eagle3data.cli.console import out, print_json, print_table, progress, tell
 from eagle3data.schema.errors import InputError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def evaluate(
             chosen,
             on_start=shown.start,
             on_talk=shown.advance,
-            on_reject=lambda row, reason: err.print(f"{row.place}: {reason}", markup=False),
+            on_reject=lambda row, reason: tell(f"{row.place}: {reason}"),
         )
     if report is not None:
         write_json(report, found.as_dict())
@@ -131,19 +131,14 @@ class _Shown:
 
 
 def _print(found: Evaluation) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("category")
     positions = range(1, found.num_speculative_tokens + 1)
-    for name in ("answers", "acceptance length", *(f"kept at {at}" for at in positions)):
-        table.add_column(name, justify="right")
-    for name in ("tokens/s", "without", "same"):
-        table.add_column(name, justify="right")
+    kept = (f"kept at {at}" for at in positions)
+    columns = ["category", "answers", "acceptance length", *kept, "tokens/s", "without", "same"]
     parts = list(found.parts.items())
-    for name, part in [*parts, ("all", found.whole)] if len(parts) > 1 else parts:
-        table.add_row(name, *_cells(part, found.num_speculative_tokens))
-    out.print(table)
+    if len(parts) > 1:
+        parts.append(("all", found.whole))
+    rows = [[name, *_cells(part, found.num_speculative_tokens)] for name, part in parts]
+    print_table(columns, rows, left=["category"])
     if found.rejected:
         out.print(f"{found.rejected} rows could not be used; see above.")
 

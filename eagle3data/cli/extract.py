@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import err, out, print_json
+from eagle3data.cli.console import out, print_json, tell
 from eagle3data.cli.extraction import ShownExtraction, how_to_continue
 from eagle3data.schema.errors import InputError
 
@@ -96,7 +96,7 @@ def extract(
                 on_notice=shown.notice,
             )
         except KeyboardInterrupt:
-            err.print(how_to_continue(url))
+            tell(how_to_continue(url))
             raise
     if json:
         print_json({"url": url, **report.__dict__})
@@ -112,7 +112,7 @@ def extract(
     if report.repeated and not json:
         out.print(f"{report.repeated} of these prompts were part of the set before.")
     if report.failed:
-        err.print(f"{report.failed} samples could not be written; {url}/ledger says which and why.")
+        tell(f"{report.failed} samples could not be written; {url}/ledger says which and why.")
         raise typer.Exit(1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Self
 
-from eagle3data.cli.console import err, progress
+from eagle3data.cli.console import progress, tell
 
 
 class ShownExtraction:
@@ -36,14 +36,14 @@ class ShownExtraction:
 
     def notice(self, text: str) -> None:
         """Something deserves a look."""
-        err.print(text, markup=False)
+        tell(text)
 
     def wait(self, shards: list[int]) -> None:
         """Others have what is left."""
         if shards != self._told:
             self._told = shards
             some = ", ".join(map(str, shards[:5])) + (", ..." if len(shards) > 5 else "")
-            err.print(f"{len(shards)} shards left, all in other workers' hands ({some}): waiting.")
+            tell(f"{len(shards)} shards left, all in other workers' hands ({some}): waiting.")
 
 
 def how_to_continue(url: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import err, print_json, print_pairs, progress
+from eagle3data.cli.console import print_json, print_pairs, progress, tell
 from eagle3data.cli.extraction import ShownExtraction, how_to_continue
 from eagle3data.cli.validate import validate
 from eagle3data.schema.manifest import NormState
@@ -124,12 +124,12 @@ def import_(
         with closing(scanned):
             report = import_states(chosen, model, url, extract, scanned.start, scanned.advance)
     except KeyboardInterrupt:
-        err.print(how_to_continue(url))
+        tell(how_to_continue(url))
         raise
     _tell(url, report, json=json)
     failed = bool(report.refused or report.extraction.failed)
     if check:
-        err.print("validate:")
+        tell("validate:")
         validate(url, level="all", model=model, revision=revision)
     if failed:
         raise typer.Exit(1)
@@ -175,11 +175,10 @@ def _tell(url: str, report: ImportReport, *, json: bool) -> None:
             ]
         )
     for note in report.notes:
-        err.print(note, markup=False)
+        tell(note)
     if extraction.failed or report.refused:
         kinds = ", ".join(f"{count} {kind}" for kind, count in report.refused.items())
-        err.print(
+        tell(
             f"Samples could not be taken in ({kinds or extraction.failed}); {url}/ledger says "
             "which and why.",
-            markup=False,
         )

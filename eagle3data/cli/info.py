@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import err, print_json, print_pairs
+from eagle3data.cli.console import print_json, print_pairs, tell
 from eagle3data.schema.words import hidden, size
 
 
@@ -24,7 +24,7 @@ def info(url: o.Url, json: o.Json = False) -> None:
         return
     print_pairs(_pairs(facts))
     for warning in facts["warnings"]:
-        err.print(f"warning: {warning}")
+        tell(f"warning: {warning}")
 
 
 def _pairs(facts: dict[str, Any]) -> list[tuple[str, str]]:

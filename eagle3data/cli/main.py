@@ -88,8 +88,10 @@ def reported(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _stop(text: str, code: int) -> None:
+    from eagle3data.cli.console import tell
+
     sys.stdout.flush()
-    print(text, file=sys.stderr)
+    tell(text)
     raise typer.Exit(code)
 
 

@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import err, print_json, print_pairs
+from eagle3data.cli.console import print_json, print_pairs, tell
 from eagle3data.schema.errors import InputError
 from eagle3data.schema.words import duration, rate, size
 
@@ -74,9 +74,9 @@ def plan(
         print_pairs(_pairs(made, todo, pace, load, is_estimate=is_estimate))
     _warn(url, made, todo, pace)
     if not todo.room.fits:
-        err.print(
+        tell(
             f"{url} has {size(todo.room.free or 0)} free; profile {codec} takes "
-            f"{size(todo.room.needed)}, and {size(todo.room.reserve)} are left to others."
+            f"{size(todo.room.needed)}, and {size(todo.room.reserve)} are left to others.",
         )
         raise typer.Exit(1)
 
@@ -197,11 +197,11 @@ def _as_json(
 
 def _warn(url: str, made: Plan, todo: ToDo, pace: Pace) -> None:
     for warning in made.manifest.warnings:
-        err.print(f"warning: {warning}")
+        tell(f"warning: {warning}")
     if pace.other_target is not None:
-        err.print(f"warning: that speed was measured with another model, {pace.other_target}.")
+        tell(f"warning: that speed was measured with another model, {pace.other_target}.")
     if todo.is_foreign:
-        err.print(
+        tell(
             f"warning: {url} holds a data set from other prompts or with another --shard-tokens; "
-            "`extract` adds to it only with --append, in new shards."
+            "`extract` adds to it only with --append, in new shards.",
         )

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import err, print_json, print_pairs, progress
+from eagle3data.cli.console import print_json, print_pairs, progress, tell
 
 
 def prepare(
@@ -67,16 +67,14 @@ def prepare(
             ]
         )
     if report.samples and not report.eval_samples:
-        err.print(
+        tell(
             "no sample fell into the evaluation's part: raise --eval-fraction, or train with "
             "data.eval_split=null.",
-            markup=False,
         )
     if not report.ok:
-        err.print(
+        tell(
             f"{report.rejected} of {report.rows} rows were refused, more than "
             f"{report.max_rejects:.0%}: see {report.rejects}. {report.prompts} holds the "
             "usable ones; --max-rejects allows a larger share.",
-            markup=False,
         )
         raise typer.Exit(1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import err, out, print_json
+from eagle3data.cli.console import out, print_json, tell
 from eagle3data.schema.words import size
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _show(report: ReleaseReport, *, check: bool) -> None:
             if check
             else f"would not end: {fact}"
         )
-        err.print(text, markup=False)
+        tell(text)
     for extraction in report.running:
         out.print(_running_line(extraction), markup=False)
     for line in gpu_lines(report.gpu):
@@ -94,7 +94,7 @@ def _show(report: ReleaseReport, *, check: bool) -> None:
     foreign = {found.pid for found in report.gpu.holders if not found.ours}
     if foreign:
         words = " ".join(f"--pid {number}" for number in sorted(foreign))
-        err.print(f"Not ours, so left alone; to end them: eagle3data release {words}")
+        tell(f"Not ours, so left alone; to end them: eagle3data release {words}")
 
 
 def _running_line(extraction: RunningExtraction) -> str:

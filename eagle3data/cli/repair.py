@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import out, print_json, progress
+from eagle3data.cli.console import out, print_json, print_lines, print_table, progress, say
 
 if TYPE_CHECKING:
     from eagle3data.validation.findings import Report
@@ -101,48 +101,38 @@ def _stage(description: str, total: int, unit: str) -> Iterator[Callable[[int], 
 
 def _tell(actions: Sequence[Action]) -> None:
     """A table of what is about to be done."""
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold")
-    for name in ("action", "place", "why"):
-        table.add_column(name, overflow="fold")
     by_kind: dict[str, list[Action]] = {}
     for action in actions:
         by_kind.setdefault(action.kind, []).append(action)
+    rows = []
     for kind, some in by_kind.items():
-        for action in some[:_SHOWN_PER_KIND]:
-            table.add_row(kind, _plain(action.place), _plain(action.why))
+        rows += [[kind, action.place, action.why] for action in some[:_SHOWN_PER_KIND]]
         if len(some) > _SHOWN_PER_KIND:
-            table.add_row(kind, f"and {len(some) - _SHOWN_PER_KIND:,} more", "--json lists all")
-    out.print(table)
-
-
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
+            rows.append([kind, f"and {len(some) - _SHOWN_PER_KIND:,} more", "--json lists all"])
+    columns = ("action", "place", "why")
+    print_table(columns, rows, left=columns)
 
 
 def _show(done: RepairReport) -> None:
     count = len(done.actions)
     if not count:
-        out.print("Nothing to repair.")
+        say("Nothing to repair.")
     elif done.dry_run:
-        out.print(f"{count:,} actions to do; nothing was changed.")
+        say(f"{count:,} actions to do; nothing was changed.")
     else:
-        out.print(f"{count:,} actions done.")
+        say(f"{count:,} actions done.")
     if done.left_alone:
         out.print("\n[bold]left alone[/]")
-    for sentence in done.left_alone:
-        out.print(f"  {sentence}", markup=False)
+    print_lines(done.left_alone, indent="  ")
     if done.beyond:
         out.print("\n[bold red]beyond repair[/]")
-    for finding in done.beyond:
-        out.print(f"  {finding.kind}: {finding.detail} {finding.advice or ''}", markup=False)
+    print_lines(
+        (f"{found.kind}: {found.detail} {found.advice or ''}" for found in done.beyond), indent="  "
+    )
     if done.samples_to_redo and not done.is_planned:
-        out.print(f"\n{done.samples_to_redo:,} samples have to be appended again (DatasetWriter).")
+        say(f"\n{done.samples_to_redo:,} samples have to be appended again (DatasetWriter).")
     elif done.samples_to_redo or done.shards_to_redo:
-        out.print(
+        say(
             f"\nRun `extract` (or `copy`, if that made the set) again: {done.samples_to_redo:,} "
             f"hidden samples and {done.shards_to_redo:,} shards that are not committed are to be "
             "done."

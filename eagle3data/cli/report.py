@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from eagle3data.cli.console import out
+from eagle3data.cli.console import out, visible
 from eagle3data.schema.words import hidden, size
 from eagle3data.validation.kinds import meaning_of
 from eagle3data.validation.summary import (
@@ -79,7 +79,7 @@ def _say(text: str, indent: int = 2) -> None:
 
     Sample ids come from anywhere: what would steer the terminal is shown instead.
     """
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    text = visible(text)
     if not out.is_terminal:
         out.print(f"  {text}", markup=False)
         return

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import err, out, print_json
+from eagle3data.cli.console import out, print_json, tell
 
 
 def serve_args(
@@ -47,11 +47,10 @@ def serve_args(
     if json:
         print_json({"arguments": words, "layers": chosen, "listen": doorway.address})
         return
-    err.print(
+    tell(
         f"vllm serve {model} ARGUMENTS\n"
         f"(vLLM's CPU build: python -m vllm.entrypoints.openai.api_server --model {model} "
         "ARGUMENTS)\n"
         f"layers {','.join(map(str, chosen))}, states at {doorway.address}; ARGUMENTS:",
-        markup=False,
     )
     out.print(" ".join(words), markup=False, emoji=False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import err, out, print_json, print_pairs, print_table
+from eagle3data.cli.console import out, print_json, print_pairs, print_table, tell
 from eagle3data.schema.errors import InputError
 from eagle3data.schema.words import hidden, significant
 
@@ -77,7 +77,7 @@ def _draw(dataset: Dataset, file: Path, report: Path | None) -> None:
 
     check_plot(file)
     plot(dataset, file, None if report is None else read_report(report, dataset.url))
-    err.print(f"drawn: {file}", markup=False)
+    tell(f"drawn: {file}")
 
 
 def _line(values: dict[str, Any], form: str) -> str:

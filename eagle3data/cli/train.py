@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import err, print_json, print_pairs, progress
+from eagle3data.cli.console import print_json, print_pairs, progress, tell
 from eagle3data.schema.words import size
 
 
@@ -50,11 +50,10 @@ def train(
         outcome = run(url, model, out, chosen, revision=revision, report=report)
     if outcome.interrupted:
         if outcome.is_first:
-            err.print(
+            tell(
                 f"interrupted after step {outcome.summary['steps']} of "
                 f"{outcome.summary['total_steps']}; everything up to it is saved in {out}. Run the "
                 "same command again to continue.",
-                markup=False,
             )
         raise typer.Exit(130)
     if not outcome.is_first:
@@ -79,10 +78,10 @@ class _Report:
 
         if record["kind"] == "alignment":
             if record["notice"]:
-                err.print(f"note: {record['notice']}", markup=False)
+                tell(f"note: {record['notice']}")
             return
         if record["kind"] == "eval":
-            err.print(f"step {record['step']}: held-out {_numbers(record)}", markup=False)
+            tell(f"step {record['step']}: held-out {_numbers(record)}")
             return
         if self._progress is None:
             left = record["total_steps"] - record["step"] + 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eagle3data.cli import options as o
-from eagle3data.cli.console import err, out, progress
+from eagle3data.cli.console import out, progress, tell
 from eagle3data.schema.errors import InputError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def validate(
         )
     except KeyboardInterrupt:
         if level in _READ_BYTES:
-            err.print("What was read is noted; the same command goes on from there.")
+            tell("What was read is noted; the same command goes on from there.")
         raise
     _tell(found, html, json=json)
     if not found.ok:
@@ -107,7 +107,7 @@ def _tell(report: Report, html: Path | None, *, json: bool) -> None:
         from eagle3data.validation.html.page import report_page
 
         html.write_text(report_page(report), encoding="utf-8")
-        err.print(f"The page is {html}.", markup=False)
+        tell(f"The page is {html}.")
     if json:
         out.print(report.to_json(), markup=False, end="")
     else:
@@ -165,7 +165,7 @@ def _noted_in(url: str, level: str) -> Path | None:
     reason = why_unusable(file)
     if reason is None:
         return file
-    err.print(f"This check can't be continued if it is interrupted: {reason}", markup=False)
+    tell(f"This check can't be continued if it is interrupted: {reason}")
     return None
 
 

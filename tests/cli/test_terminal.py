@@ -14,12 +14,14 @@ import termios
 from pathlib import Path
 
 import pytest
+import typer
 from rich.cells import cell_len
 from rich.console import Console
 
 from eagle3data import Sample
 from eagle3data.cli import console
 from eagle3data.cli.info import info
+from eagle3data.cli.main import reported
 from eagle3data.cli.options import one_of
 from eagle3data.cli.show import show
 from eagle3data.cli.stats import stats
@@ -200,3 +202,21 @@ def test_the_shell_completes() -> None:
     assert offered("eagle3data extract p.arrow --codec ") == ["none", "lz4", "pcodec"]
     # A process each takes its seconds; the other options with a few values offer them so too.
     assert one_of("quick", "full", "semantic", "all")("s") == ["semantic"]
+
+
+def test_a_path_like_a_style_is_said_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Styles are written in brackets, and so are some folders."""
+    folder = tmp_path / "[" / "bold]"
+    with pytest.raises(typer.Exit):
+        reported(info)(str(folder))
+    assert f"{folder} holds no data set" in capsys.readouterr().err
+    monkeypatch.setattr(console.err, "_force_terminal", True)
+    monkeypatch.setattr(console.err, "_width", 40)
+    with pytest.raises(typer.Exit):
+        reported(info)(f"{folder}/evil\x1b[2J")
+    told = capsys.readouterr().err
+    assert "\x1b" not in told
+    assert max(map(len, told.splitlines())) <= 40
+    assert "there is no zarr.json below it" in " ".join(told.split())
