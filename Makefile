@@ -47,6 +47,7 @@ bench: $(VENV)/.installed $(MODEL)/config.json ## ratios against baselines, by h
 	$(BIN)/python -m benchmarks.validation_quick $(BENCH)/quick
 	$(BIN)/python -m benchmarks.validation_semantic $(BENCH) --model $(MODEL)
 	$(BIN)/python -m benchmarks.extraction
+	$(BIN)/python -m benchmarks.importing $(BENCH) --model $(MODEL)
 
 # Needs speculators in .venv, or PYTHONPATH=...: docs/speculators.md.
 bench-peers: $(VENV)/.installed $(MODEL)/config.json ## speculators' trainer on our data, and against ours

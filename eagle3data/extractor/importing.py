@@ -22,7 +22,7 @@ import pyarrow as pa
 from eagle3data.extractor.engines.choice import ImportedStates
 from eagle3data.extractor.prompts import prompts_metadata, prompts_writer
 from eagle3data.extractor.run import ExtractOptions, ExtractReport
-from eagle3data.interop.choice import open_source
+from eagle3data.interop.choice import format_of, open_source
 from eagle3data.interop.source import Entry, SourceFacts, SourceOptions, StateSource, Tokens
 from eagle3data.schema.digest import sample_digest
 from eagle3data.schema.errors import InputError, LayerError, SampleError
@@ -32,6 +32,7 @@ from eagle3data.schema.manifest import NormState
 from eagle3data.schema.target import describe_target
 from eagle3data.storage.ledger import read_ledger, record_failure
 from eagle3data.storage.root import Root
+from eagle3data.storage.tokenizer import load_tokenizer
 
 Extract = Callable[[str, ExtractOptions], ExtractReport]
 _SCAN_THREADS = 8
@@ -113,7 +114,6 @@ def import_states(
     source = open_source(
         options.source,
         hidden_size=target.hidden_size,
-        pad_token_id=options.source.pad_token_id,
         num_hidden_layers=target.num_hidden_layers,
     )
     facts = source.facts()
@@ -122,7 +122,7 @@ def import_states(
     entries = source.entries()
     on_start(len(entries))
     scan = _Scan(source, options, target.vocab_size, on_scanned)
-    imported = ImportedStates(source=replace(options.source, format=source.format), slots=slots)
+    imported = ImportedStates(source=options.source, slots=slots)
     chosen = replace(
         options.extraction,
         layers=",".join(map(str, sorted(slots))),
@@ -212,13 +212,12 @@ def _norm_state(
 
 
 def _with_padding(source: SourceOptions, model: str, extraction: ExtractOptions) -> SourceOptions:
-    """The source with the id of padding, which the target's tokenizer knows."""
-    if source.pad_token_id is not None:
+    """The source by its format's name, with the id of padding where it may have stored some."""
+    source = replace(source, format=format_of(source))
+    if source.format != "specforge" or source.pad_token_id is not None:
         return source
-    from transformers import AutoTokenizer
-
     engine = extraction.engine
-    tokenizer = AutoTokenizer.from_pretrained(
+    tokenizer = load_tokenizer(
         model, revision=engine.revision, trust_remote_code=engine.trust_remote_code
     )
     return replace(source, pad_token_id=tokenizer.pad_token_id)

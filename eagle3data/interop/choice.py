@@ -16,6 +16,7 @@ from eagle3data.schema.errors import InputError
 
 _OPENERS: dict[str, Callable[[SourceOptions, int], StateSource]] = {
     "speculators": SpeculatorsSource,
+    "specforge": SpecForgeSource,
     "model-optimizer": ModelOptimizerSource,
     "eagle": EagleSource,
     "torchspec": TorchSpecSource,
@@ -29,7 +30,6 @@ def open_source(
     options: SourceOptions,
     *,
     hidden_size: int,
-    pad_token_id: int | None,
     num_hidden_layers: int | None = None,
 ) -> StateSource:
     """Open a data set in another project's layout.
@@ -37,9 +37,21 @@ def open_source(
     Args:
         options: where it lies, and what a person says of it.
         hidden_size: H of the target.
-        pad_token_id: of the target's tokenizer; `options.pad_token_id` goes before it.
         num_hidden_layers: of the target, where known; a source that names its aux layers then
             names the final one too.
+
+    Raises:
+        InputError: nothing there, a format that is not known, or a layout that is none or
+            several of `FORMATS`.
+    """
+    name = format_of(options)
+    if name == "deepspec":
+        return DeepSpecSource(options, hidden_size, num_hidden_layers)
+    return _OPENERS[name](options, hidden_size)
+
+
+def format_of(options: SourceOptions) -> str:
+    """The layout that is named, or the only one that a source looks like.
 
     Raises:
         InputError: nothing there, a format that is not known, or a layout that is none or
@@ -48,11 +60,7 @@ def open_source(
     name = options.format if options.format != "auto" else _only_format(options)
     if name not in FORMATS:
         raise InputError(f"There is no format {name!r}. Name one of {', '.join(FORMATS)}, or auto.")
-    if name == "specforge":
-        return SpecForgeSource(options, hidden_size, pad_token_id)
-    if name == "deepspec":
-        return DeepSpecSource(options, hidden_size, num_hidden_layers)
-    return _OPENERS[name](options, hidden_size)
+    return name
 
 
 def _only_format(options: SourceOptions) -> str:

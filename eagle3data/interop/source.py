@@ -70,7 +70,7 @@ class SourceOptions:
         path: file or folder.
         format: name of the layout; `auto` looks.
         dataset: folder of the Hugging Face data set with ids and masks, where that is elsewhere.
-        pad_token_id: that stored padding has; None where the target's tokenizer knows.
+        pad_token_id: that stored padding has (only SpecForge stores any); None where none is known.
     """
 
     path: Path

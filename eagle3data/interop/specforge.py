@@ -56,7 +56,7 @@ class SpecForgeSource(SourceOfSamples):
 
     format = "specforge"
 
-    def __init__(self, options: SourceOptions, hidden_size: int, pad_token_id: int | None) -> None:
+    def __init__(self, options: SourceOptions, hidden_size: int) -> None:
         """List the files.
 
         Raises:
@@ -64,7 +64,7 @@ class SpecForgeSource(SourceOfSamples):
         """
         self._root, self.where = root_of(options.path), str(options.path)
         self._hidden_size = hidden_size
-        self._pad = options.pad_token_id if options.pad_token_id is not None else pad_token_id
+        self._pad = options.pad_token_id
         places = files_below(options.path, is_feature_file)
         entries = [Entry(place=place, row=row_of(place)) for place in places]
         super().__init__(entries, _twice(entries))

@@ -17,7 +17,7 @@ from tests.interop.layouts import HIDDEN, PAD, Wanted
 def opened(path: Path, *, hidden_size: int = HIDDEN, **options: Any) -> StateSource:
     """The source at a path, its layout found by itself unless it is named."""
     return open_source(
-        SourceOptions(path=path, **options), hidden_size=hidden_size, pad_token_id=PAD
+        SourceOptions(path=path, **{"pad_token_id": PAD, **options}), hidden_size=hidden_size
     )
 
 

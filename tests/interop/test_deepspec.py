@@ -25,9 +25,7 @@ def test_equal_to_the_bit(tmp_path: Path) -> None:
 
 def test_facts_convert_the_layers(tmp_path: Path) -> None:
     write_deepspec(tmp_path, samples())
-    source = open_source(
-        SourceOptions(path=tmp_path), hidden_size=HIDDEN, pad_token_id=None, num_hidden_layers=12
-    )
+    source = open_source(SourceOptions(path=tmp_path), hidden_size=HIDDEN, num_hidden_layers=12)
     facts = source.facts()
     assert facts.layers == [0, 5, 9, 12]  # -1 is the embeddings, 4 the output of the fifth layer
     assert (facts.norm_state, facts.dtype) == (NormState.POST, "bfloat16")
@@ -42,7 +40,7 @@ def test_layers_that_the_target_does_not_have(tmp_path: Path, layers: int) -> No
     write_deepspec(tmp_path, samples())
     options = SourceOptions(path=tmp_path)
     with pytest.raises(InputError, match=r"\[-1, 4, 8\]; a target of.*--model"):
-        open_source(options, hidden_size=HIDDEN, pad_token_id=0, num_hidden_layers=layers)
+        open_source(options, hidden_size=HIDDEN, num_hidden_layers=layers)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])

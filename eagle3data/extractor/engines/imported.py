@@ -51,7 +51,6 @@ class ImportEngine:
         self._source = open_source(
             imported.source,
             hidden_size=asked.hidden_size,
-            pad_token_id=imported.source.pad_token_id,
         )
         self._entries = {entry.place: entry for entry in self._source.entries()}
         self._wanted = np.dtype(

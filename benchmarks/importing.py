@@ -1,0 +1,155 @@
+"""`eagle3data import` against a plain copy of the same files: bytes a second, and memory.
+
+    python -m benchmarks.importing FOLDER --model MODEL [--layout speculators] [--bytes 3000000000]
+
+The source is written by `export-dataset`, with states of hidden 4096 and samples of 200 to 4,000
+tokens. Both begin with files that lie in the page cache and end with files on the disk of FOLDER;
+the import is a whole process, from its start to its end, and takes in a third of the samples first,
+to show that memory doesn't grow with their number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from eagle3data.schema.manifest import Manifest
+from eagle3data.schema.sample import Sample
+from eagle3data.writers.dataset_writer import DatasetWriter
+
+HIDDEN, VOCABULARY = 4096, 49_152
+LAYERS = "2,15,27,30"
+SHORTEST, LONGEST = 200, 4000
+
+
+def main() -> None:
+    """Write the sources, take turns, print medians and their spread."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--model", type=Path, required=True, help="for its tokenizer and config")
+    parser.add_argument("--layout", choices=("speculators", "specforge"), default="speculators")
+    parser.add_argument("--bytes", type=int, default=3_000_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(dir=options.folder))
+    try:
+        model = _widened(options.model, place / "model")
+        sizes = {"a third": options.bytes // 3, "all": options.bytes}
+        sources = {
+            name: _source(place, name, n, model, options.layout) for name, n in sizes.items()
+        }
+        _take_turns(sources, place, model, options)
+    finally:
+        shutil.rmtree(place)
+
+
+def _widened(model: Path, folder: Path) -> Path:
+    """A folder with the model's tokenizer, a wider config and the one weight an export needs."""
+    folder.mkdir()
+    for path in model.iterdir():
+        if path.suffix in {".json", ".jinja", ".txt", ".model"}:
+            shutil.copy(path, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config.update(hidden_size=HIDDEN, num_attention_heads=64, num_key_value_heads=8)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({"model.norm.weight": np.ones(HIDDEN, np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+def _source(place: Path, name: str, nbytes: int, model: Path, layout: str) -> Path:
+    """States in another project's layout."""
+    own, out = place / "own", place / f"source {name}"
+    manifest = Manifest.for_model(str(model), layers=LAYERS)
+    rng = np.random.default_rng(0)
+    # Each sample has rows of its own, from one pool: the numbers don't matter, copying them does.
+    pool = rng.standard_normal((LONGEST + 1010, HIDDEN), np.float32).astype(np.float16)
+    with DatasetWriter.create(str(own), manifest) as writer:
+        left, number = nbytes, 0
+        while left > 0:
+            length = int(rng.integers(SHORTEST, LONGEST))
+            first = int(rng.integers(0, 1000))
+            writer.append(
+                Sample(
+                    hidden_states={
+                        layer: pool[first + slot : first + slot + length]
+                        for slot, layer in enumerate(manifest.layers)
+                    },
+                    input_ids=rng.integers(0, VOCABULARY, length),
+                    loss_mask=np.ones(length, np.uint8),
+                    sample_id=f"s{number}",
+                )
+            )
+            left, number = left - length * 4 * 2 * HIDDEN, number + 1
+    _command("export-dataset", own, "--format", layout, "--model", model, "--out", out)
+    shutil.rmtree(own)
+    os.sync()
+    return out
+
+
+def _take_turns(
+    sources: dict[str, Path], place: Path, model: Path, options: argparse.Namespace
+) -> None:
+    speeds: dict[str, list[float]] = {"copy": [], "import": []}
+    peaks: dict[str, list[int]] = {name: [] for name in sources}
+    nbytes = sum(path.stat().st_size for path in sources["all"].rglob("*") if path.is_file())
+    for _ in range(options.rounds):
+        for name, source in sources.items():
+            _, peak = _import(source, place / "out", model, options.layout)
+            peaks[name].append(peak)
+        begin = time.perf_counter()
+        shutil.copytree(sources["all"], place / "copied")
+        speeds["copy"].append(nbytes / (time.perf_counter() - begin))
+        shutil.rmtree(place / "copied")
+        seconds, _ = _import(sources["all"], place / "out", model, options.layout)
+        speeds["import"].append(nbytes / seconds)
+    print(f"{options.layout}: {nbytes / 1e9:.2f} GB, {options.rounds} rounds")
+    for what, values in speeds.items():
+        gb = sorted(value / 1e9 for value in values)
+        print(f"{what:>8}: {statistics.median(gb):.2f} GB/s ({gb[0]:.2f} to {gb[-1]:.2f})")
+    ratios = sorted(
+        one / other for one, other in zip(speeds["import"], speeds["copy"], strict=True)
+    )
+    print(f"   ratio: {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+    for name, found in peaks.items():
+        print(f"  memory: {statistics.median(found) / 1e6:,.0f} MB at its peak, {name}")
+
+
+def _import(source: Path, out: Path, model: Path, layout: str) -> tuple[float, int]:
+    """Seconds and peak resident bytes of a whole `import`."""
+    words = ["import", source, "--format", layout, "--model", model, "--out", out, "--no-validate"]
+    if layout == "speculators":
+        words += ["--layers", LAYERS, "--norm", "pre"]
+    else:
+        words += ["--layers", LAYERS]
+    begin = time.perf_counter()
+    process = subprocess.Popen(_words(*words), stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - begin
+    if status:
+        raise SystemExit(f"import ended with {os.waitstatus_to_exitcode(status)}")
+    shutil.rmtree(out)
+    return seconds, usage.ru_maxrss * 1024
+
+
+def _command(*words: object) -> None:
+    subprocess.run(_words(*words), check=True, stdout=subprocess.DEVNULL)
+
+
+def _words(*words: object) -> list[str]:
+    return [sys.executable, "-m", "eagle3data.cli.main", *map(str, words)]
+
+
+if __name__ == "__main__":
+    main()
