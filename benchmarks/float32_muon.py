@@ -14,14 +14,22 @@ import torch
 def orthogonalise(
     gradient: torch.Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
 ) -> torch.Tensor:
-    """Towards the nearest orthogonal matrix, by steps of an odd polynomial of degree five."""
+    """Towards the nearest orthogonal matrix, by steps of an odd polynomial of degree five.
+
+    A step is a product with a polynomial of `square`, with which it commutes: the short side's
+    products are enough, and the matrix itself is multiplied once.
+    """
     linear, cubic, quintic = coefficients
     tall = gradient.shape[0] > gradient.shape[1]
-    found: torch.Tensor = (gradient.T if tall else gradient).float()
-    found = found / found.norm().clamp(min=eps)
+    matrix = (gradient.T if tall else gradient).float()
+    matrix = matrix / matrix.norm().clamp(min=eps)
+    square = matrix @ matrix.T
+    total = one = torch.eye(len(matrix))
     for _ in range(steps):
-        square = found @ found.T
-        found = linear * found + (cubic * square + quintic * square @ square) @ found
+        step = linear * one + cubic * square + quintic * square @ square
+        total = step @ total
+        square = step @ square @ step
+    found: torch.Tensor = total @ matrix
     return found.T if tall else found
 
 

@@ -6,13 +6,14 @@ Both drafts are measured by the same code on the same held-out samples: KL of ea
 against the target restricted to the draft vocabulary, and how many tokens a greedy server would
 keep. Needs speculators (docs/speculators.md). STATES is a data set with a split `eval`.
 
-`alike` gives both the same optimiser, schedule, loss and head: what differs is the code.
-`own` leaves to each trainer what it does by default, but for the shape.
+Two pairs have the same recipe: AdamW, and what speculators does by default (Muon for matrices, a
+frozen head, KL over three steps). `defaults-ours` is what our trainer does when nothing is set.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -29,25 +30,23 @@ from eagle3data.readers.dataset import Dataset, open_dataset
 from eagle3data.schema.machine import has_bfloat16_units
 
 SHAPE = ["model.norm_before_residual=true", "model.norm_output=true"]
-RECIPES: dict[str, tuple[list[str], list[str]]] = {
-    # Ours, theirs.
-    "alike": (
-        [
-            "model.lm_head=frozen",
-            "optimizer.name=adamw",
-            "optimizer.learning_rate=1.0e-3",
-            "optimizer.betas=[0.9, 0.999]",
-            "optimizer.weight_decay=0.01",
-            "optimizer.schedule=linear",
-            "optimizer.warmup_share=0.01",
-            "optimizer.max_grad_norm=1.0",
-            "train.loss=kl",
-            "train.ttt_steps=3",
-            "train.step_decay=1.0",
-        ],
-        ["--optimizer", "adamw", "--lr", "1e-3"],
-    ),
-    "own": ([], []),
+_ALIKE = [
+    "model.lm_head=frozen",
+    "optimizer.learning_rate=1.0e-3",
+    "optimizer.schedule=linear",
+    "optimizer.warmup_share=0.01",
+    "optimizer.max_grad_norm=1.0",
+    "train.loss=kl",
+    "train.ttt_steps=3",
+    "train.step_decay=1.0",
+]
+_ADAMW = ["optimizer.name=adamw", "optimizer.betas=[0.9, 0.999]", "optimizer.weight_decay=0.01"]
+RUNS: dict[str, tuple[str, list[str]]] = {
+    "adamw-speculators": ("speculators", ["--optimizer", "adamw"]),
+    "adamw-ours": ("ours", [*_ALIKE, *_ADAMW]),
+    "muon-speculators": ("speculators", []),
+    "muon-ours": ("ours", [*_ALIKE, "optimizer.name=muon", "optimizer.weight_decay=0.1"]),
+    "defaults-ours": ("ours", []),
 }
 MEASURE = ["train.loss=kl", "train.ttt_steps=3", "train.step_decay=1.0"]
 
@@ -171,22 +170,22 @@ def measure(url: str, model: str, draft: str, budget: int) -> dict[str, Any]:
 
 
 def table(figures: list[dict[str, Any]]) -> str:
-    """Mean and range over the seeds of each trainer, recipe by recipe."""
+    """Mean and range over the seeds of each run."""
     lines = [
-        "| recipe | trainer | held-out loss | accuracy | simulated acceptance length | s a step |",
+        "| run | held-out loss | accuracy | simulated acceptance length | tokens | s a step |",
         "|---|---|---|---|---|---|",
     ]
-    for recipe in RECIPES:
-        for trainer in ("ours", "speculators"):
-            found = [f for f in figures if (f["recipe"], f["trainer"]) == (recipe, trainer)]
-            if found:
-                columns = [
-                    spread([f["held_out"]["loss"] for f in found], 3),
-                    spread([f["held_out"]["accuracy"] for f in found], 3),
-                    spread([f["held_out"]["simulated_acceptance_length"] for f in found], 3),
-                    spread([f["step_seconds"] for f in found], 2),
-                ]
-                lines.append(f"| {recipe} | {trainer} | {' | '.join(columns)} |")
+    for name in RUNS:
+        found = [one for one in figures if one["run"] == name]
+        if found:
+            columns = [
+                spread([one["held_out"]["loss"] for one in found], 2),
+                spread([one["held_out"]["accuracy"] for one in found], 3),
+                spread([one["held_out"]["simulated_acceptance_length"] for one in found], 3),
+                spread([one["tokens"] for one in found], 0),
+                spread([one["step_seconds"] for one in found], 2),
+            ]
+            lines.append(f"| {name} | {' | '.join(columns)} |")
     return "\n".join(lines)
 
 
@@ -214,29 +213,25 @@ def main(words: list[str]) -> None:
     parser.add_argument("--budget", type=int, default=512)
     parser.add_argument("--draft-vocab", type=int, default=4096)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--recipes", nargs="+", choices=list(RECIPES), default=list(RECIPES))
+    parser.add_argument("--runs", nargs="+", choices=list(RUNS), default=list(RUNS))
     arguments = parser.parse_args(words)
     dataset = open_dataset(arguments.states)
+    how = {"ours": train_ours, "speculators": train_theirs}
     figures = []
-    for recipe in arguments.recipes:
-        for seed in arguments.seeds:
-            trainers = zip(
-                ("ours", "speculators"), (train_ours, train_theirs), RECIPES[recipe], strict=True
+    for seed, name in itertools.product(arguments.seeds, arguments.runs):
+        trainer, settings = RUNS[name]
+        out = arguments.folder / f"{name}-{seed}"
+        done = out / "figures.json"
+        if not done.exists():
+            began = time.perf_counter()
+            made = how[trainer](arguments, dataset, out, seed, settings)
+            made["seconds"] = time.perf_counter() - began
+            made["held_out"] = measure(
+                dataset.url, arguments.model, made["draft"], arguments.budget
             )
-            for trainer, how, settings in trainers:
-                out = arguments.folder / f"{recipe}-{trainer}-{seed}"
-                done = out / "figures.json"
-                if not done.exists():
-                    began = time.perf_counter()
-                    made = how(arguments, dataset, out, seed, settings)
-                    made["seconds"] = time.perf_counter() - began
-                    made["held_out"] = measure(
-                        dataset.url, arguments.model, made["draft"], arguments.budget
-                    )
-                    made |= {"recipe": recipe, "trainer": trainer, "seed": seed}
-                    done.write_text(json.dumps(made, indent=2) + "\n")
-                figures.append(json.loads(done.read_text()))
-                print(recipe, trainer, seed, figures[-1]["held_out"]["loss"], flush=True)
+            done.write_text(json.dumps({"run": name, "seed": seed, **made}, indent=2) + "\n")
+        figures.append(json.loads(done.read_text()))
+        print(name, seed, f"{figures[-1]['held_out']['loss']:.3f}", flush=True)
     print(table(figures))
 
 

@@ -1,7 +1,7 @@
 """A data set written as speculators 0.9 trains from it: the inverse of `interop.speculators`.
 
 `folder` becomes their `--data-path`: the Arrow data set, `token_freq.pt` (how often each token is
-trained on, which their draft vocabulary is chosen by), and `hidden_states/hs_{row}.safetensors`.
+trained on, which their draft vocabulary is chosen by) and `hidden_states/hs_{row}.safetensors`.
 Samples of `train` come first (`interop.training_order`), since their trainer holds out the last
 rows. It takes the last slot for the final layer before its norm, so a set without one is refused.
 """
@@ -131,15 +131,20 @@ def _encoded(sample: Sample, dtype: str) -> Sequence[Buffer]:
     ]
 
 
-def _write_rows(dataset: ExportedSet, folder: Path) -> None:
-    """The Arrow data set; `state.json` comes last and makes it one."""
+def _write_rows(dataset: TrainingOrder, folder: Path) -> None:
+    """The Arrow data set; `state.json` comes last and makes it one.
+
+    Tokens are counted in the rows that are trained on: a draft vocabulary chosen with the help of
+    held-out ones would look better on those than it is.
+    """
+    counted = dataset.trained or len(dataset)
     counts = np.zeros(dataset.manifest.target.vocab_size, np.int64)
     every = range(len(dataset))
     parts = [every[start : start + _ROWS] for start in every[::_ROWS]]
     names = [_ARROW.format(number, len(parts)) for number in range(len(parts))]
     for name, rows in zip(names, parts, strict=True):
         # Read even where the file is there: the counts need its tokens.
-        table = _table(dataset, rows, counts)
+        table = _table(dataset, rows, counts, counted)
         if not (folder / name).exists():
             put(folder, name, [_stream(table)])
     state: dict[str, Any] = {
@@ -165,14 +170,17 @@ def _write_rows(dataset: ExportedSet, folder: Path) -> None:
             put(folder, name, [data])
 
 
-def _table(dataset: ExportedSet, rows: Sequence[int], counts: npt.NDArray[np.int64]) -> pa.Table:
+def _table(
+    dataset: ExportedSet, rows: Sequence[int], counts: npt.NDArray[np.int64], counted: int
+) -> pa.Table:
     columns: dict[str, list[Any]] = {name: [] for name in _SCHEMA.names}
     for row in rows:
         ids, mask = dataset.read_tokens(row)
         columns["input_ids"].append(ids.astype(np.int64))
         columns["loss_mask"].append(mask.astype(np.int64))
         columns["seq_len"].append(len(ids))
-        np.add.at(counts, ids[mask == 1], 1)
+        if row < counted:
+            np.add.at(counts, ids[mask == 1], 1)
     return pa.table(columns, schema=_SCHEMA)
 
 
