@@ -46,6 +46,34 @@ class MetricsFile:
         self._report(record)
 
 
+def read_records(out: Path) -> list[dict[str, Any]]:
+    """The records of a run's folder in their order, as far as they are written; definitions first.
+
+    A line that is being written, or that a kill cut short, is left out.
+
+    Raises:
+        InputError: there is no run in that folder.
+    """
+    path = out / METRICS
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise InputError(
+            f"{out} holds no training run: {METRICS} can't be read ({error.strerror or error}). "
+            "Expected the folder that `train --out` was given."
+        ) from None
+    records = (_record(line) for line in lines)
+    return [record for record in records if record is not None]
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and "kind" in record else None
+
+
 class Board:
     """The same numbers for TensorBoard: `train/loss`, `eval/step_2/accuracy` and so on."""
 

@@ -22,7 +22,7 @@ from starlette.staticfiles import StaticFiles
 
 from eagle3data.schema.errors import Eagle3DataError
 from eagle3data.validation.html.style import STYLE
-from eagle3data.view import live, overview, sample, samples, shards, validation
+from eagle3data.view import live, overview, sample, samples, shards, training, validation
 from eagle3data.view.opened import Opened
 from eagle3data.view.pages import Pages
 from eagle3data.view.parameters import NotHereError
@@ -38,12 +38,13 @@ _LEAST_TO_COMPRESS = 20_000
 Show = Callable[[Pages, Request], Response]
 
 
-def create_app(settings: Settings) -> Starlette:
+def create_app(settings: Settings, started: Callable[[], None] = lambda: None) -> Starlette:
     """The application for one data set.
 
     Args:
         settings: what is looked at. Without a token only requests to this machine's own names
             are answered.
+        started: called once the server is about to answer.
 
     Raises:
         ModuleNotFoundError: chartkick, which brings Chart.js, is not installed.
@@ -54,6 +55,7 @@ def create_app(settings: Settings) -> Starlette:
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         # The first visitor finds it done, or waits for it; what is wrong the page itself will say.
         Thread(target=_prepare, args=(pages,), daemon=True).start()
+        started()
         yield
         pages.close()
 
@@ -79,6 +81,8 @@ def _routes(pages: Pages) -> list[Route | Mount]:
         "/live/part": live.part,
         "/validation": validation.page,
         "/validation/part": validation.part,
+        "/training": training.page,
+        "/training/part": training.part,
     }
     done: dict[str, Show] = {
         "/validation/start": validation.start,

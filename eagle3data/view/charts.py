@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ _MOST_POINTS = 1200
 
 @dataclass(frozen=True)
 class Series:
-    """One line, or one bar of each group; None leaves a gap."""
+    """One line, or one bar of each group; None, and what is not finite, leaves a gap."""
 
     name: str
     values: Sequence[float | int | None]
@@ -37,7 +38,9 @@ def lines(
         "title": title,
         "caption": caption,
         "x": [x[at] for at in keep],
-        "series": [{"name": one.name, "y": [one.values[at] for at in keep]} for one in series],
+        "series": [
+            {"name": one.name, "y": _plain([one.values[at] for at in keep])} for one in series
+        ],
         "x_title": x_title,
         "y_title": y_title,
         "log": log,
@@ -61,12 +64,17 @@ def bars(
         "title": title,
         "caption": caption,
         "x": list(names),
-        "series": [{"name": one.name, "y": list(one.values)} for one in series],
+        "series": [{"name": one.name, "y": _plain(one.values)} for one in series],
         "x_title": x_title,
         "y_title": y_title,
         "log": False,
         "share": share,
     }
+
+
+def _plain(values: Sequence[float | int | None]) -> list[float | int | None]:
+    """Values that JSON knows."""
+    return [value if value is not None and math.isfinite(value) else None for value in values]
 
 
 def _thinned(count: int) -> list[int]:

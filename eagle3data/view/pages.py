@@ -24,6 +24,7 @@ _TABS = (
     ("/samples", "Samples"),
     ("/live", "Live"),
     ("/validation", "Validation"),
+    ("/training", "Training"),
 )
 
 

@@ -34,9 +34,9 @@ def serve(settings: Settings, host: str, port: int, told: Callable[[str], None])
     with place:
         if not _is_loopback(place):
             settings = replace(settings, token=secrets.token_urlsafe(_TOKEN_BYTES))
-        app = create_app(settings)
+        address = _address(place, host, settings.token)
+        app = create_app(settings, started=lambda: told(address))
         config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
-        told(_address(place, host, settings.token))
         uvicorn.Server(config).run(sockets=[place])
 
 
