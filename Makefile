@@ -43,6 +43,7 @@ bench: $(VENV)/.installed $(MODEL)/config.json ## ratios against baselines, by h
 	$(BIN)/eagle3data bench loader --cold --folder $(BENCH) --markdown $(BENCH)/loader.md
 	$(BIN)/python -m benchmarks.format --folder $(BENCH)
 	$(BIN)/python -m benchmarks.index $(BENCH)/index
+	$(BIN)/python -m benchmarks.view $(BENCH)/view
 	$(BIN)/python -m benchmarks.validation_full $(BENCH)
 	$(BIN)/python -m benchmarks.validation_quick $(BENCH)/quick
 	$(BIN)/python -m benchmarks.validation_semantic $(BENCH) --model $(MODEL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,13 +16,24 @@ from eagle3data.schema.sample import as_float32
 from eagle3data.storage import layout
 
 
-def overview(dataset: Dataset) -> dict[str, Any]:
-    """What `eagle3data info --json` prints."""
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """Committed shards, their objects and the bytes of those."""
+
+    shards: int
+    objects: int
+    bytes: int
+
+
+def overview(dataset: Dataset, stored: Stored | None = None) -> dict[str, Any]:
+    """What `eagle3data info --json` prints.
+
+    Args:
+        dataset: opened.
+        stored: what is known of its objects already; by default every index part is read for it.
+    """
     manifest, index = dataset.manifest, dataset.index
-    committed = layout.committed_shards(dataset.root)
-    with ThreadPoolExecutor(dataset.root.threads) as pool:
-        listed = pool.map(partial(shard_objects, dataset), committed)
-        objects = [entry for entries in listed for entry in entries]
+    stored = stored_objects(dataset) if stored is None else stored
     sizes = manifest.size_arithmetic(index["length"].to_numpy().tolist())
     return {
         "url": dataset.url,
@@ -31,9 +43,9 @@ def overview(dataset: Dataset) -> dict[str, Any]:
         "hidden": dataset.hidden,
         "tokens": dataset.tokens,
         "loss_tokens": int(np.sum(index["n_loss_tokens"].to_numpy())),
-        "shards": {"planned": planned_shards(dataset), "committed": len(committed)},
-        "objects": len(objects),
-        "bytes": sum(int(entry["bytes"]) for entry in objects),
+        "shards": {"planned": planned_shards(dataset), "committed": stored.shards},
+        "objects": stored.objects,
+        "bytes": stored.bytes,
         "arithmetic": {
             "tokens": sizes.tokens,
             "layers": sizes.layers,
@@ -45,6 +57,22 @@ def overview(dataset: Dataset) -> dict[str, Any]:
         "generation": dataset.generation,
         "warnings": manifest.warnings,
     }
+
+
+def stored_objects(dataset: Dataset) -> Stored:
+    """How much is committed, as the index parts list it.
+
+    Raises:
+        CorruptionError: a part that can't be read.
+    """
+    committed = layout.committed_shards(dataset.root)
+    with ThreadPoolExecutor(dataset.root.threads) as pool:
+        listed = list(pool.map(partial(shard_objects, dataset), committed))
+    return Stored(
+        shards=len(committed),
+        objects=sum(map(len, listed)),
+        bytes=sum(int(entry["bytes"]) for entries in listed for entry in entries),
+    )
 
 
 def planned_shards(dataset: Dataset) -> int:

@@ -237,6 +237,7 @@ def _commit(shard: int, batches: list[pa.RecordBatch], facts: dict[str, Any]) ->
         samples=sum(batch.num_rows for batch in batches),
         tokens=sum(int(batch.column("length").to_numpy().sum()) for batch in batches),
         bytes=sum(int(entry["bytes"]) for entry in facts["objects"]),
+        objects=len(facts["objects"]),
         written_at=_seconds(facts.get("written_at")),
         writer=f"{facts.get('host')} {facts.get('process')}",
     )

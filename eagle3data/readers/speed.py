@@ -22,6 +22,7 @@ class Commit:
         samples: in it.
         tokens: of these.
         bytes: of its objects.
+        objects: how many those are.
         written_at: seconds since 1970, by the writer's clock; None where the part doesn't say.
         writer: host and process that committed it.
     """
@@ -32,6 +33,7 @@ class Commit:
     bytes: int
     written_at: float | None
     writer: str
+    objects: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -169,12 +169,13 @@ class Manifest(_Strict):
 
     def size_arithmetic(self, lengths: Sequence[int]) -> SizeArithmetic:
         """Bytes that samples of these lengths (tokens) take in a set of this shape."""
+        axis = self.storage.axis
         return SizeArithmetic(
             tokens=sum(lengths),
             layers=len(self.layers),
             hidden_size=self.hidden_size,
             item_bytes=self.storage.dtype.item_bytes,
-            aligned_tokens=sum(self.storage.axis.aligned(length) for length in lengths),
+            aligned_tokens=sum(axis.aligned(length) for length in lengths),
         )
 
     @property

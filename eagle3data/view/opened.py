@@ -19,6 +19,15 @@ _LOOK_AGAIN = 1.0
 """Seconds for which what a store listed counts as now; a folder is looked at every time."""
 
 
+class _Made:
+    """Something that is made once."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.is_there = False
+        self.value: Any = None
+
+
 class Opened:
     """One data set, for pages that any number of threads make.
 
@@ -39,7 +48,8 @@ class Opened:
         self._seen_at = 0.0
         self._dataset: Dataset | None = None
         self._watch: Watch | None = None
-        self._known: dict[str, Any] = {}
+        self._looking = threading.Lock()
+        self._known: dict[str, _Made] = {}
 
     def manifest(self) -> Manifest:
         """What the set is.
@@ -74,15 +84,21 @@ class Opened:
         with self._lock:
             self._look()
             watch = self._watched()
+        with self._looking:
             return watch.look(), watch
 
     def once(self, name: str, make: Callable[[Dataset], T]) -> T:
-        """What a function makes of the set; made once, until the set changes."""
+        """What a function makes of the set; made once, until the set changes.
+
+        Others wait for it only where they want the same.
+        """
         with self._lock:
             dataset = self.dataset()
-            if name not in self._known:
-                self._known[name] = make(dataset)
-            found: T = self._known[name]
+            made = self._known.setdefault(name, _Made())
+        with made.lock:
+            if not made.is_there:
+                made.value, made.is_there = make(dataset), True
+            found: T = made.value
             return found
 
     def forget(self) -> None:

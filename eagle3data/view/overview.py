@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from eagle3data.readers.dataset import Dataset
-from eagle3data.readers.overview import overview, statistics
+from eagle3data.readers.overview import Stored, overview, statistics
 from eagle3data.schema.errors import Eagle3DataError, LayerError
 from eagle3data.schema.layers import Numbering, from_canonical
 from eagle3data.schema.manifest import Manifest
@@ -22,7 +22,7 @@ from eagle3data.view.pages import Pages
 
 def page(pages: Pages, request: Request) -> Response:
     """`/`."""
-    facts = pages.opened.once("overview", overview)
+    facts = _facts(pages)
     manifest = pages.opened.manifest()
     return pages.show(
         request,
@@ -40,8 +40,21 @@ def page(pages: Pages, request: Request) -> Response:
 def prepare(pages: Pages) -> None:
     """Read what the page needs, if it can be read."""
     with suppress(Eagle3DataError, OSError):
-        for name, make in (("overview", overview), ("statistics", statistics)):
-            pages.opened.once(name, make)
+        _facts(pages)
+        pages.opened.once("statistics", statistics)
+
+
+def _facts(pages: Pages) -> dict[str, Any]:
+    """As `overview`; parts are read by the watch, which other pages need too, and only once."""
+    progress, watch = pages.opened.progress()
+    if progress.unreadable:
+        return pages.opened.once("overview", overview)  # says which part, and what to do
+    stored = Stored(
+        shards=progress.committed.shards,
+        objects=sum(commit.objects for commit in watch.commits.values()),
+        bytes=progress.bytes,
+    )
+    return pages.opened.once("overview", lambda dataset: overview(dataset, stored))
 
 
 def _numbering(manifest: Manifest) -> list[dict[str, Any]]:
