@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from eagle3data.interop.exporting import ExportedSet, Progress, begin, write_missing
 from eagle3data.schema.errors import InputError
-from eagle3data.schema.manifest import NormState
+from eagle3data.schema.manifest import Manifest, NormState
 from eagle3data.schema.sample import Sample
 from eagle3data.storage.local import Buffer
 
@@ -53,7 +53,24 @@ def write(
         CorruptionError: a sample of the set is damaged.
         SpaceError: the place is full.
     """
-    manifest = dataset.manifest
+    norm = needed_norm(dataset.manifest, final_norm)
+    begin(dataset, folder, _LAYOUT)
+    return write_missing(
+        dataset,
+        folder,
+        _place,
+        lambda sample: _encoded(sample, norm),
+        threads=threads,
+        progress=progress,
+    )
+
+
+def needed_norm(manifest: Manifest, final_norm: Norm | None) -> Norm | None:
+    """The norm that a set's final states still need; None for those after it.
+
+    Raises:
+        InputError: SpecForge can't train on the set, or no norm was given where one is needed.
+    """
     if len(manifest.layers) < 2 or manifest.layers[-1] != manifest.final_layer:
         raise InputError(
             f"the set keeps layers {manifest.layers}; SpecForge needs aux layers and the final "
@@ -65,16 +82,7 @@ def write(
             "the set keeps the final layer before its norm and SpecForge needs it after: give the "
             "target's norm, for which its weights are needed."
         )
-    begin(dataset, folder, _LAYOUT)
-    norm = final_norm if before else None
-    return write_missing(
-        dataset,
-        folder,
-        _place,
-        lambda sample: _encoded(sample, norm),
-        threads=threads,
-        progress=progress,
-    )
+    return final_norm if before else None
 
 
 def _place(row: int) -> str:
@@ -82,20 +90,35 @@ def _place(row: int) -> str:
     return f"rows_{first}-{first + _GROUP}/data_{row}.ckpt"
 
 
-def _encoded(sample: Sample, norm: Norm | None) -> Sequence[Buffer]:
+def features_of(sample: Sample, norm: Norm | None) -> dict[str, Any]:
+    """A sample's tensors as their reader knows them.
+
+    Args:
+        sample: with its final layer.
+        norm: applied to that layer, if any.
+
+    Returns:
+        `input_ids` and `loss_mask` `[T]` int64, `aux_hidden_state` `[1, T, aux * H]` and
+        `hidden_state` `[1, T, H]` in the stored dtype.
+    """
     import torch
 
     *aux, final = (sample.hidden_states[layer] for layer in sorted(sample.hidden_states))
     if norm is not None:
         final = norm(final)
-    features = {
+    return {
         "input_ids": torch.from_numpy(sample.input_ids.astype(np.int64)),  # [T]
         "loss_mask": torch.from_numpy(sample.loss_mask.astype(np.int64)),  # [T]
         "aux_hidden_state": _tensor(np.concatenate(aux, axis=1)),  # [1, T, aux * H]
         "hidden_state": _tensor(final),  # [1, T, H]
     }
+
+
+def _encoded(sample: Sample, norm: Norm | None) -> Sequence[Buffer]:
+    import torch
+
     buffer = io.BytesIO()
-    torch.save(features, buffer)
+    torch.save(features_of(sample, norm), buffer)
     return [buffer.getbuffer()]
 
 
