@@ -40,7 +40,8 @@ class Token:
     Attributes:
         place: its position in the sample.
         text: what it adds to the text; its id where there is no tokenizer.
-        tone: classes: `k` carries loss, `odd` stands out, `bad` is named by a finding.
+        tone: classes: `k` carries loss, `nl` is nothing but a new line, `odd` stands out, `bad` is
+            named by a finding.
     """
 
     place: int
@@ -232,6 +233,8 @@ def _tokens(
         tones = ["t"]
         if mask[place]:
             tones.append("k")
+        if "\n" in word and not word.strip():
+            tones.append("nl")
         if place in odd:
             tones.append("odd" if place >= FIRST_ROWS else "sink")
         if any(first <= place < stop for first, stop in spans):

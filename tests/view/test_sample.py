@@ -20,9 +20,10 @@ from eagle3data.storage.root import Root
 from eagle3data.storage.tokenizer import load_tokenizer
 from eagle3data.storage.tombstones import bury
 from eagle3data.validation.findings import Finding, Level, Report
+from eagle3data.validation.repair import repair
 from eagle3data.view.target import pieces
 from tests.planned import PlannedSet
-from tests.support import random_sample, small_manifest, write_set
+from tests.support import random_sample, random_samples, small_manifest, write_set
 from tests.view.conftest import Client, Open
 from tests.view.serving import facts
 from tests.view.test_overview import HOSTILE
@@ -198,6 +199,36 @@ def test_a_set_that_changes_meanwhile(tmp_path: Path, client: Client) -> None:
     assert facts(visitor.get("/samples").text)["found"] == "1"
 
 
+def test_a_set_that_is_repaired_meanwhile(tmp_path: Path, client: Client) -> None:
+    manifest = small_manifest()
+    url = write_set(tmp_path / "set", random_samples(9, manifest), manifest)
+    visitor = client(url)
+    assert facts(visitor.get("/").text)["samples"] == "9"
+    path = tmp_path / "set" / layout.shard_object(layout.states_array(6), 0)
+    data = bytearray(path.read_bytes())
+    data[50] ^= 1
+    path.unlink()
+    path.write_bytes(data)
+    assert "chunk_corrupt" in visitor.get("/sample?id=s0").text
+    repair(url)
+    left = open_dataset(url)
+    assert 0 < left.hidden < 9
+    assert visitor.get("/sample?id=s0").status_code == 404
+    assert visitor.get("/sample?id=s8").status_code == 200
+    overview = visitor.get("/").text
+    assert facts(overview)["samples"] == str(len(left))
+    assert f"{left.hidden} samples hidden by tombstones" in overview
+
+
+def test_a_set_in_a_bucket(bucket: str, client: Client) -> None:
+    manifest = small_manifest()
+    url = write_set(f"{bucket}/viewed", random_samples(4, manifest), manifest)
+    visitor = client(url)
+    for path in ("/", "/shards", "/shards?colour=norms", "/samples", "/live", "/sample?id=s2"):
+        assert visitor.get(path).status_code == 200, path
+    assert facts(visitor.get("/").text)["tokens"] == str(open_dataset(url).tokens)
+
+
 def test_in_a_browser(states: str, smollm2: Path, opened: Open) -> None:
     dataset = open_dataset(states)
     known = describe_sample(dataset, 3)
@@ -211,7 +242,8 @@ def test_in_a_browser(states: str, smollm2: Path, opened: Open) -> None:
     assert "the head says" in panel
     norm = float(np.linalg.norm(dataset.read(3).hidden_states[30][7].astype(float)))
     assert f"{norm:.3g}" in panel.replace(",", "")
-    visit.do(lambda page: page.keyboard.press("Tab"))
+    visit.do(lambda page: page.locator("#tokens .nl").first.hover())
+    assert visit.text("#panel h3") == "↵"
     visit.click("button[data-mode=likely]")
     assert visit.count("#tokens.likely .p4") > 5
     assert visit.drawn_charts() == 1
