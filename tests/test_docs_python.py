@@ -14,8 +14,8 @@ from tests.pages import PAGES, blocks
 WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
 
 
-NEEDS = {"speculators.md": "speculators"}
-"""A library that a page is about, where the tests can do without it."""
+NEEDS = {"speculators.md": ["speculators", "specforge"]}
+"""Libraries that a page is about, where the tests can do without them."""
 
 
 def test_pages_with_python_are_found() -> None:
@@ -29,8 +29,8 @@ def test_blocks_run(
     page: Path, states: str, smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page's blocks one after another, with this machine's set, model and device."""
-    if page.name in NEEDS:
-        pytest.importorskip(NEEDS[page.name])
+    for library in NEEDS.get(page.name, []):
+        pytest.importorskip(library)
     here = {
         '"MODEL"': repr(str(smollm2)),
         '"./states"': repr(states),

@@ -59,7 +59,7 @@ def export_dataset(
                 dataset, folder, states=states, progress=shown.advance
             )
         else:
-            norm = None if model is None else _final_norm(model, revision)
+            norm = None if model is None else final_norm(model, revision)
             written = write_specforge.write(
                 dataset, folder, final_norm=norm, progress=shown.advance
             )
@@ -76,7 +76,14 @@ def export_dataset(
         out.print(f"speculators holds out what is held out here with --train-data-ratio {ratio}")
 
 
-def _final_norm(model: str, revision: str | None) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
+def final_norm(
+    model: str, revision: str | None = None
+) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
+    """The target's final norm, of stored states `[T, H]`: the same dtype and shape.
+
+    Raises:
+        InputError: no such model, or none whose norm is found.
+    """
     import torch
 
     from eagle3data.schema.sample import as_float32
