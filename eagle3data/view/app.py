@@ -53,6 +53,8 @@ def create_app(settings: Settings, started: Callable[[], None] = lambda: None) -
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        # Where pandas is installed pyarrow imports it for its first numbers: before any visitor.
+        pa.chunked_array([[0]]).to_numpy()
         # The first visitor finds it done, or waits for it; what is wrong the page itself will say.
         Thread(target=_prepare, args=(pages,), daemon=True).start()
         started()
