@@ -1,10 +1,11 @@
 """Our trainer against speculators' own: same data, steps, batch tokens and shape; several seeds.
 
-    python -m benchmarks.trainers STATES --model MODEL --folder DIR
+    python -m benchmarks.trainers STATES --model MODEL --folder DIR [--questions unseen.jsonl]
 
 Both drafts are measured by the same code on the same held-out samples: KL of each of three steps,
 against the target restricted to the draft vocabulary, and how many tokens a greedy server would
-keep. Needs speculators (docs/speculators.md). STATES is a data set with a split `eval`.
+keep. With `--questions` a real vLLM drafts with each (`eagle3data evaluate`). Needs speculators
+(docs/speculators.md). STATES is a data set with a split `eval`.
 
 Two pairs have the same recipe: AdamW, and what speculators does by default (Muon for matrices, a
 frozen head, KL over three steps). `defaults-ours` is what our trainer does when nothing is set.
@@ -169,11 +170,29 @@ def measure(url: str, model: str, draft: str, budget: int) -> dict[str, Any]:
     return Learner(inputs.subject, config).measure(held_out)
 
 
+def accepted(model: str, draft: str, questions: Path) -> float:
+    """Tokens that a step of vLLM yields with a draft, greedy, three tokens drafted."""
+    words = ["evaluate", draft, "--model", model, "--prompts", questions, "--max-new-tokens", 64]
+    words += ["--dtype", "float32", "--no-compare", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "eagle3data.cli.main", *map(str, words)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+    if done.returncode:
+        sys.exit(f"evaluate failed with {draft}")
+    length: float = json.loads(done.stdout)["acceptance_length"]
+    return length
+
+
 def table(figures: list[dict[str, Any]]) -> str:
     """Mean and range over the seeds of each run."""
     lines = [
-        "| run | held-out loss | accuracy | simulated acceptance length | tokens | s a step |",
-        "|---|---|---|---|---|---|",
+        "| run | held-out loss | accuracy | simulated acceptance length | tokens | s a step "
+        "| acceptance length, vLLM |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name in RUNS:
         found = [one for one in figures if one["run"] == name]
@@ -185,6 +204,10 @@ def table(figures: list[dict[str, Any]]) -> str:
                 spread([one["tokens"] for one in found], 0),
                 spread([one["step_seconds"] for one in found], 2),
             ]
+            if all("accepted" in one for one in found):
+                columns.append(spread([one["accepted"] for one in found], 3))
+            else:
+                columns.append("not measured")
             lines.append(f"| {name} | {' | '.join(columns)} |")
     return "\n".join(lines)
 
@@ -213,6 +236,7 @@ def main(words: list[str]) -> None:
     parser.add_argument("--budget", type=int, default=512)
     parser.add_argument("--draft-vocab", type=int, default=4096)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--questions", type=Path, help="JSONL of prompts: let vLLM draft too")
     parser.add_argument("--runs", nargs="+", choices=list(RUNS), default=list(RUNS))
     arguments = parser.parse_args(words)
     dataset = open_dataset(arguments.states)
@@ -230,7 +254,11 @@ def main(words: list[str]) -> None:
                 dataset.url, arguments.model, made["draft"], arguments.budget
             )
             done.write_text(json.dumps({"run": name, "seed": seed, **made}, indent=2) + "\n")
-        figures.append(json.loads(done.read_text()))
+        found = json.loads(done.read_text())
+        if arguments.questions and "accepted" not in found:
+            found["accepted"] = accepted(arguments.model, found["draft"], arguments.questions)
+            done.write_text(json.dumps(found, indent=2) + "\n")
+        figures.append(found)
         print(name, seed, f"{figures[-1]['held_out']['loss']:.3f}", flush=True)
     print(table(figures))
 
