@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from eagle3data.cli import options as o
 from eagle3data.cli.console import err, out
-from eagle3data.schema.errors import InputError
+from eagle3data.cli.validate import read_report
 
 
 def card(
@@ -33,7 +33,7 @@ def card(
     from eagle3data.readers.dataset import open_dataset
 
     dataset = open_dataset(url)
-    told = None if report is None else _read(report)
+    told = None if report is None else json.loads(read_report(report, url).to_json())
     if not write:
         out.print(render_card(dataset, told), end="", markup=False, highlight=False, soft_wrap=True)
     elif write_card(dataset, told):
@@ -41,17 +41,3 @@ def card(
     else:
         err.print(f"{url}/{NAME} was written by somebody else and stays; remove it first.")
         raise typer.Exit(1)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    from eagle3data.validation.findings import Report
-
-    try:
-        text = path.read_text(encoding="utf-8")
-        Report.from_json(text)
-    except (OSError, UnicodeDecodeError, InputError) as error:
-        raise InputError(
-            f"--report {path}: {error} Expected what `eagle3data validate URL --json` prints."
-        ) from None
-    report: dict[str, Any] = json.loads(text)
-    return report

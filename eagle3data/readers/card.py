@@ -193,5 +193,5 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _escaped(text: str) -> str:
     """Text that comes from elsewhere, so that it stays text."""
-    plain = " ".join(text.split())
+    plain = "".join(each if each.isprintable() else "�" for each in " ".join(text.split()))
     return plain.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
