@@ -57,7 +57,8 @@ def _length(captured: Captured) -> int:
 
 
 def _extract(prompts: Path, model: Path, url: str) -> None:
-    options = ExtractOptions(engine=EngineOptions(engine="transformers"), shard_tokens=512)
+    engine = EngineOptions(engine="transformers")
+    options = ExtractOptions(engine=engine, shard_tokens=512, compute_dtype="float32")
     extract(
         *(str(prompts), str(model), url, options),
         on_start=_ignore,
