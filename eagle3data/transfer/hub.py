@@ -94,8 +94,11 @@ class HubCopy:
             with ThreadPoolExecutor(self._target.threads) as pool:
                 if self._target.exists(layout.GROUP):
                     self._source.require_same(self._target, there, pool)
-        self._missing = sorted(set(self._source.shards) - set(there))
-        nbytes = sum(self._source.shard_bytes(shard) for shard in self._missing)
+        missing = sorted(set(self._source.shards) - set(there))
+        with ThreadPoolExecutor(source.root.threads) as pool:
+            sizes = pool.map(self._source.shard_bytes, missing)
+            self._missing = dict(zip(missing, sizes, strict=True))
+        nbytes = sum(self._missing.values())
         self.preview = Preview(
             byte_for_byte=True,
             samples=len(source),
@@ -166,9 +169,9 @@ class HubCopy:
         """Missing shards, as many at a time as make a commit."""
         group: list[int] = []
         nbytes = 0
-        for shard in self._missing:
+        for shard, size in self._missing.items():
             group.append(shard)
-            nbytes += self._source.shard_bytes(shard)
+            nbytes += size
             if nbytes >= COMMIT_BYTES or len(group) == COMMIT_SHARDS:
                 yield group
                 group, nbytes = [], 0
