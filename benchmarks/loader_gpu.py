@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from torch._dynamo.utils import counters as dynamo_counters
 
 from eagle3data import DatasetWriter, Sample, StreamingLoader, open_dataset
 from eagle3data.bench.corpus import HIDDEN, LAYERS, MODEL_LAYERS, VOCABULARY
@@ -47,6 +48,7 @@ from eagle3data.trainer.inputs import gather
 from eagle3data.trainer.loop import Run
 
 _ON_GPU = torch.cuda.is_available()
+_WARM_UP_STEPS, _QUIET_STEPS = 60, 6
 _ROOM = 0.85
 """Share of the folder's free bytes that the samples may take."""
 
@@ -273,8 +275,7 @@ def real_step(url: str, folder: Path, options: argparse.Namespace, results: Resu
     batches = chain.from_iterable(iter(loader) for _ in repeat(None))
     fixed = next(batches)
     results.tell(f"a draft of {sum(p.numel() for p in inputs.draft.parameters()) / 1e9:.2f} B")
-    for _ in range(3):
-        _step(run, lambda: next(batches))
+    _warm_up(run, lambda: next(batches), results)
     seconds: dict[str, list[float]] = {"loader": [], "one batch": []}
     waiting: list[float] = []
     for _ in range(options.step_rounds):
@@ -305,6 +306,22 @@ def real_step(url: str, folder: Path, options: argparse.Namespace, results: Resu
     if _ON_GPU:
         peak = torch.cuda.max_memory_allocated()
         results.add("real step: memory", f"{peak / 1e9:.1f} GB on the GPU at most", bytes=peak)
+
+
+def _warm_up(run: Run, fetch: Callable[[], Batch], results: Results) -> None:
+    """Steps until several in a row found everything compiled."""
+    compiled, quiet, steps = dynamo_counters["stats"], 0, 0
+    while quiet < _QUIET_STEPS and steps < _WARM_UP_STEPS:
+        before = compiled["unique_graphs"]
+        _, seconds = _step(run, fetch)
+        quiet = quiet + 1 if compiled["unique_graphs"] == before else 0
+        steps += 1
+    results.add(
+        "real step: warm-up",
+        f"{steps} steps, {compiled['unique_graphs']} compiled graphs; the last: {seconds:.2f} s",
+        steps=steps,
+        graphs=compiled["unique_graphs"],
+    )
 
 
 def _step(run: Run, fetch: Callable[[], Batch]) -> tuple[float, float]:

@@ -2,24 +2,41 @@
 # From nothing to a draft of SmolLM2, on one GPU: prompts, answers, states, training, export.
 #   examples/smollm2/run.sh MODEL OUT [QUESTIONS.jsonl...]
 # QUESTIONS are what the draft will be judged by: no prompt for training shares eight words with them.
-# COUNT (20000), EPOCHS (4) and ENGINE_ARGS ("--engine-arg NAME=VALUE ...") may be set.
+# Each step that was finished is left as it is, so running it again goes on.
+# COUNT (20000) messages are begun, EPOCHS (4) trained; ENGINE_ARGS ("--engine-arg NAME=VALUE ...") go to
+# vLLM. REPLICAS (1) engines write and answer side by side: so small a model leaves a GPU idle. More than
+# one need ENGINE_ARGS and PROMPTS_ENGINE (JSON) with gpu_memory_utilization and kv_cache_memory_bytes.
 set -euo pipefail
 model=$1 out=$2; shift 2
 here=$(dirname "$0"); mkdir -p "$out"
-count=${COUNT:-20000}
+questions=("$@") count=${COUNT:-20000} replicas=${REPLICAS:-1}
 read -ra engine <<<"${ENGINE_ARGS:-}"
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 step() { echo "== $1 (after $SECONDS s)"; }
 
-step prompts
-[ -e "$out/prompts.jsonl" ] || python3 "$here/prompts.py" --model "$model" --out "$out/prompts.part" \
-  --count "$count" --engine-args "${PROMPTS_ENGINE:-{\}}" --exclude "$@"
-[ -e "$out/prompts.jsonl" ] || mv "$out/prompts.part" "$out/prompts.jsonl"
-step regenerate
-eagle3data regenerate "$out/prompts.jsonl" --model "$model" --out "$out/conversations.jsonl" \
-  --max-new-tokens 512 --batch-size 8192 "${engine[@]}"
+side_by_side() {
+  local number running=()
+  for number in $(seq "$replicas"); do "$1" "$number" & running+=($!); done
+  for number in "${running[@]}"; do wait "$number"; done
+}
+ask() {
+  [ -e "$out/prompts-$1.jsonl" ] || {
+    python3 "$here/prompts.py" --model "$model" --out "$out/prompts-$1.part" --seed "$1" \
+      --count $((count / replicas)) --engine-args "${PROMPTS_ENGINE:-{\}}" --exclude "${questions[@]}" &&
+      mv "$out/prompts-$1.part" "$out/prompts-$1.jsonl"
+  }
+}
+answer() {
+  eagle3data regenerate "$out/prompts-$1.jsonl" --model "$model" --out "$out/answers-$1.jsonl" \
+    --max-new-tokens 512 --batch-size 8192 "${engine[@]}"
+}
+
+step prompts; side_by_side ask
+step regenerate; side_by_side answer
 step prepare
-eagle3data prepare "$out/conversations.jsonl" --model "$model" --out "$out/train.arrow" \
-  --eval-fraction 0.02
+answers=(); for number in $(seq "$replicas"); do answers+=("$out/answers-$number.jsonl"); done
+[ -e "$out/train.arrow" ] || eagle3data prepare "${answers[@]}" --model "$model" \
+  --out "$out/train.arrow" --eval-fraction 0.02
 step extract
 eagle3data extract "$out/train.arrow" --model "$model" --out "$out/states" "${engine[@]}"
 step validate
@@ -28,5 +45,5 @@ step train
 eagle3data train "$out/states" --model "$model" --out "$out/run" --config "$here/train.yaml" \
   train.epochs="${EPOCHS:-4}"
 step export
-eagle3data export "$out/run" --format vllm --out "$out/draft"
+[ -e "$out/draft" ] || eagle3data export "$out/run" --format vllm --out "$out/draft"
 step done
