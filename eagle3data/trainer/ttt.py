@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
@@ -91,44 +92,50 @@ def find_pairs(batch: Batch, steps: int, alignment: MaskAlignment) -> Pairs:
     Counted on the host, from a copy of the small tensors: on a GPU each step's count would wait
     for it.
     """
-    input_ids, loss_mask = batch.input_ids.cpu(), batch.loss_mask.cpu()
-    position_ids, document_ids = batch.position_ids.cpu(), batch.document_ids.cpu()
+    columns = {
+        name: getattr(batch, name).cpu().numpy()
+        for name in ("input_ids", "loss_mask", "position_ids", "document_ids")
+    }
     bases, teachers = [], []
     for step in range(steps):
-        view = shift(
-            input_ids=input_ids,
-            loss_mask=loss_mask,
-            position_ids=position_ids,
-            document_ids=document_ids,
-            step=step,
-            alignment=alignment,
-        )
-        bases.append(view.keep.nonzero()[:, 0])
+        view = shift(**columns, step=step, alignment=alignment)
+        bases.append(view.keep.nonzero()[0])
         teachers.append(view.teacher_positions[bases[-1]])
     counts = [len(base) for base in bases]
-    base = torch.cat(bases)
-    positions, teacher_rows = torch.unique(torch.cat(teachers), return_inverse=True)
-    rows = _filled_up(torch.unique(base), len(input_ids))
+    length = len(batch.input_ids)
+    base, teacher = np.concatenate(bases), np.concatenate(teachers)
+    asked, rows = _marked(teacher, length), _filled_up(_marked(base, length))
     return Pairs(
-        base=base,
-        step=torch.arange(steps).repeat_interleave(torch.tensor(counts)),
+        base=torch.from_numpy(base),
+        step=torch.from_numpy(np.arange(steps).repeat(counts)),
         counts=counts,
-        positions=positions,
-        teacher_rows=teacher_rows,
-        rows=rows,
-        base_rows=torch.searchsorted(rows, base),
-        length=len(input_ids),
+        positions=torch.from_numpy(asked.nonzero()[0]),
+        teacher_rows=torch.from_numpy(_places(asked)[teacher]),
+        rows=torch.from_numpy(rows.nonzero()[0]),
+        base_rows=torch.from_numpy(_places(rows)[base]),
+        length=length,
     )
 
 
-def _filled_up(rows: Tensor, length: int) -> Tensor:
-    """The rows, and as many others as make a multiple of `ROWS_MULTIPLE`; ascending, never none."""
-    wanted = max(1, math.ceil(len(rows) / ROWS_MULTIPLE)) * ROWS_MULTIPLE
-    chosen = torch.zeros(length, dtype=torch.bool)
-    chosen[rows] = True
-    others = (~chosen).nonzero()[:, 0]
-    chosen[others[: wanted - len(rows)]] = True
-    return chosen.nonzero()[:, 0]
+def _marked(positions: np.ndarray, length: int) -> np.ndarray:
+    """`[length]` bool, where any of the positions is."""
+    marks = np.zeros(length, np.bool_)
+    marks[positions] = True
+    return marks
+
+
+def _places(marks: np.ndarray) -> np.ndarray:
+    """Of each marked position, its number among them."""
+    return marks.cumsum() - 1
+
+
+def _filled_up(marks: np.ndarray) -> np.ndarray:
+    """Some more marked, the first free ones, to make a multiple of `ROWS_MULTIPLE`; never none."""
+    marked = int(marks.sum())
+    wanted = max(1, math.ceil(marked / ROWS_MULTIPLE)) * ROWS_MULTIPLE
+    filled = marks.copy()
+    filled[(~marks).nonzero()[0][: wanted - marked]] = True
+    return filled
 
 
 def unroll(draft: Draft, batch: Batch, pairs: Pairs, speed: Speed) -> Tensor:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import zarr
 
 from eagle3data import Batch, Dataset, StreamingLoader, open_dataset
@@ -70,30 +69,30 @@ def test_the_trainer_sees_what_the_whole_sample_gave_it(
     for batch in StreamingLoader(dataset, token_budget=BUDGET, over_budget="split"):
         for step in (0, 2):
             seen = shift(
-                input_ids=batch.input_ids,
-                loss_mask=batch.loss_mask,
-                position_ids=batch.position_ids,
-                document_ids=batch.document_ids,
+                input_ids=batch.input_ids.numpy(),
+                loss_mask=batch.loss_mask.numpy(),
+                position_ids=batch.position_ids.numpy(),
+                document_ids=batch.document_ids.numpy(),
                 step=step,
                 alignment=alignment,
             )
             for name, here, there in _pieces(batch):
                 sample = SAMPLES[name]
                 whole = shift(
-                    input_ids=torch.from_numpy(sample.input_ids),
-                    loss_mask=torch.from_numpy(sample.loss_mask),
-                    position_ids=torch.arange(len(sample)),
-                    document_ids=torch.zeros(len(sample), dtype=torch.int32),
+                    input_ids=sample.input_ids,
+                    loss_mask=sample.loss_mask,
+                    position_ids=np.arange(len(sample)),
+                    document_ids=np.zeros(len(sample), np.int32),
                     step=step,
                     alignment=alignment,
                 )
                 inside = slice(here.start, max(here.start, here.stop - 1 - step))
                 alike = slice(there.start, there.start + inside.stop - inside.start)
-                assert torch.equal(seen.token_ids[inside], whole.token_ids[alike])
-                assert torch.equal(seen.keep[inside], whole.keep[alike])
-                assert torch.equal(seen.rotary_positions[inside], whole.rotary_positions[alike])
+                assert np.array_equal(seen.token_ids[inside], whole.token_ids[alike])
+                assert np.array_equal(seen.keep[inside], whole.keep[alike])
+                assert np.array_equal(seen.rotary_positions[inside], whole.rotary_positions[alike])
                 moved = seen.teacher_positions[inside] - here.start + there.start
-                assert torch.equal(moved, whole.teacher_positions[alike])
+                assert np.array_equal(moved, whole.teacher_positions[alike])
                 assert not seen.keep[inside.stop : here.stop].any()
 
 

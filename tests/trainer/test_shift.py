@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-import torch
 
 from eagle3data.trainer.shift import MaskAlignment, ShiftedStep, shift
 
@@ -39,10 +39,10 @@ PAPER = {
 
 def shifted(step: int, alignment: MaskAlignment) -> ShiftedStep:
     return shift(
-        input_ids=torch.tensor(IDS, dtype=torch.int32),
-        loss_mask=torch.tensor(MASK, dtype=torch.uint8),
-        position_ids=torch.tensor(POSITIONS, dtype=torch.int32),
-        document_ids=torch.tensor(DOCUMENTS, dtype=torch.int32),
+        input_ids=np.array(IDS, dtype=np.int32),
+        loss_mask=np.array(MASK, dtype=np.uint8),
+        position_ids=np.array(POSITIONS, dtype=np.int32),
+        document_ids=np.array(DOCUMENTS, dtype=np.int32),
         step=step,
         alignment=alignment,
     )
@@ -55,8 +55,8 @@ def test_worked_example(step: int) -> None:
     assert view.token_ids.tolist() == tokens
     assert view.teacher_positions.tolist() == teachers
     assert view.rotary_positions.tolist() == [position + step for position in POSITIONS]
-    assert view.keep.int().tolist() == serving
-    assert shifted(step, MaskAlignment.EAGLE).keep.int().tolist() == eagle
+    assert view.keep.astype(int).tolist() == serving
+    assert shifted(step, MaskAlignment.EAGLE).keep.astype(int).tolist() == eagle
 
 
 @pytest.mark.parametrize("alignment", MaskAlignment)
@@ -65,16 +65,16 @@ def test_a_pack_is_its_documents_one_after_the_other(alignment: MaskAlignment) -
         packed = shifted(step, alignment)
         for start, end in ((0, 5), (5, 8)):
             alone = shift(
-                input_ids=torch.tensor(IDS[start:end]),
-                loss_mask=torch.tensor(MASK[start:end]),
-                position_ids=torch.tensor(POSITIONS[start:end]),
-                document_ids=torch.zeros(end - start, dtype=torch.int32),
+                input_ids=np.array(IDS[start:end]),
+                loss_mask=np.array(MASK[start:end]),
+                position_ids=np.array(POSITIONS[start:end]),
+                document_ids=np.zeros(end - start, dtype=np.int32),
                 step=step,
                 alignment=alignment,
             )
             assert packed.token_ids[start:end].tolist() == alone.token_ids.tolist()
             assert packed.keep[start:end].tolist() == alone.keep.tolist()
-            moved = torch.where(alone.teacher_positions >= 0, alone.teacher_positions + start, -1)
+            moved = np.where(alone.teacher_positions >= 0, alone.teacher_positions + start, -1)
             assert packed.teacher_positions[start:end].tolist() == moved.tolist()
 
 
