@@ -25,7 +25,7 @@ from eagle3data.extractor.preflight import OnNotice, Preflight
 from eagle3data.extractor.processes import marked_run, own_pids
 from eagle3data.extractor.prompts import PromptsFile, read_prompts
 from eagle3data.extractor.work import Work, require_appendable, settle_work
-from eagle3data.extractor.worker import OnTokens, Worker
+from eagle3data.extractor.worker import IMPORT_QUEUE_BYTES, QUEUE_BYTES, OnTokens, Worker
 from eagle3data.readers.card import write_card
 from eagle3data.readers.dataset import open_dataset
 from eagle3data.schema.axis import TokenAxis
@@ -229,6 +229,7 @@ def do_job(
 
     head = partial(load_head, job.model, job.options.engine.revision)
     manifest, samples = job.plan.manifest, job.plan.table.num_rows
+    is_import = job.options.engine.imported is not None
     worker = Worker(
         root,
         job.plan,
@@ -236,11 +237,10 @@ def do_job(
         job.work,
         claims,
         Preflight(manifest, on_notice),
-        None
-        if job.options.engine.imported is not None
-        else AlignmentWatch(manifest, samples, root.url, head, on_notice),
+        None if is_import else AlignmentWatch(manifest, samples, root.url, head, on_notice),
         on_tokens,
         on_wait,
+        IMPORT_QUEUE_BYTES if is_import else QUEUE_BYTES,
     )
     try:
         with marked_run():

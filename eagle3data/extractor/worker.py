@@ -35,8 +35,10 @@ from eagle3data.writers.shard_writer import ShardWriter
 from eagle3data.writers.shared_shards import OnWait, SharedShards
 from eagle3data.writers.write_queue import WriteQueue
 
-_QUEUE_BYTES = 1 << 30
-"""States that may wait for the disk; the engine is slowed beyond that."""
+QUEUE_BYTES = 1 << 30
+"""States that may wait for the disk; an engine that computes is slowed beyond that."""
+IMPORT_QUEUE_BYTES = 128 << 20
+"""What only reads is ahead of the disk always; more than keeps the writers busy is no use."""
 _SAMPLES_AT_ONCE = 8
 _CORES_A_SAMPLE = 4
 
@@ -83,15 +85,18 @@ class Worker:
         alignment: AlignmentWatch | None,
         on_tokens: OnTokens,
         on_wait: OnWait,
+        queue_bytes: int = QUEUE_BYTES,
     ) -> None:
         """Take no shard yet; `on_tokens` and `on_wait` as in `extract`.
+
+        At most `queue_bytes` of states wait to be written.
 
         Without `alignment` nothing stops at states of other tokens: what is imported is taken in
         as it is, and judged by `validate`.
         """
         self._preflight, self._alignment = preflight, alignment
         self._root, self._plan, self._prompts, self._work = root, plan, prompts, work
-        self._claims = claims
+        self._claims, self._queue_bytes = claims, queue_bytes
         self._on_tokens, self._on_wait = on_tokens, on_wait
         cores = os.cpu_count() or 1
         self._at_once = max(2, min(_SAMPLES_AT_ONCE, cores // _CORES_A_SAMPLE))
@@ -100,7 +105,7 @@ class Worker:
 
     def run(self, wanted: list[int], load_engine: Callable[[], Engine]) -> int:
         """Do what is missing of the wanted shards; how many this worker committed."""
-        queue = WriteQueue(_QUEUE_BYTES, self._at_once)
+        queue = WriteQueue(self._queue_bytes, self._at_once)
         self._shards = SharedShards(self._root, self._claims, wanted, self._on_wait)
         try:
             groups = self._groups(queue)

@@ -25,7 +25,7 @@ from eagle3data.interop.columns import loss_mask, split, token_ids
 from eagle3data.interop.floats import FLOAT8, FLOAT8_AS_BFLOAT16
 from eagle3data.interop.opened import SourceOfSamples, Stored
 from eagle3data.interop.source import Entry, SourceFacts, SourceOptions, Tokens
-from eagle3data.interop.source_files import read_range, unreadable
+from eagle3data.interop.source_files import open_file, read_range, unreadable
 from eagle3data.schema.errors import InputError
 from eagle3data.schema.manifest import NormState
 
@@ -192,7 +192,8 @@ class _Sample:
         return stored.view("<u2") if table is None else table[stored]
 
     def _read(self, name: str) -> npt.NDArray[np.uint8]:
-        return read_range(self.shard, self.record[name], self._nbytes()[name], self.place)
+        file = open_file(self.shard, self.place)
+        return read_range(file, self.record[name], self._nbytes()[name], self.place)
 
     def _nbytes(self) -> dict[str, int]:
         tokens = self.record["tokens"]

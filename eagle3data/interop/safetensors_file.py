@@ -1,14 +1,13 @@
 """Safetensors files by their header: shapes for nothing, then only the bytes that are asked for.
 
 The safetensors library maps files and gives numpy no bfloat16 and no float8; the format is 8 bytes
-of header length, a JSON header and the tensors, so it is read here with `pread`.
+of header length, a JSON header and the tensors, so it is read here.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle3data.interop import refusals
-from eagle3data.interop.source_files import read_range, unreadable
+from eagle3data.interop.source_files import open_file, read_range
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "BF16": np.dtype("<u2"),
@@ -55,15 +54,12 @@ class SafetensorsFile:
         Raises:
             SampleError: no such file, no header, or fewer bytes than it says.
         """
-        self._path, self._place = path, place
-        try:
-            self._size = os.stat(path).st_size
-        except OSError as error:
-            raise unreadable(error, place) from None
-        length = int(read_range(path, 0, 8, place).view("<u8")[0])
+        self._file, self._place = open_file(path, place), place
+        self._size = self._file.size
+        length = int(read_range(self._file, 0, 8, place).view("<u8")[0])
         if length > min(self._size - 8, _LONGEST_HEADER):
             raise self._damaged(f"a header of {length} bytes in a file of {self._size}")
-        header = self._json(read_range(path, 8, length, place).tobytes())
+        header = self._json(read_range(self._file, 8, length, place).tobytes())
         header.pop("__metadata__", None)
         self.tensors = {name: self._tensor(name, of, 8 + length) for name, of in header.items()}
 
@@ -77,7 +73,7 @@ class SafetensorsFile:
         dtype = _DTYPES[tensor.dtype]
         count = math.prod(tensor.shape) * dtype.itemsize
         return (
-            read_range(self._path, tensor.offset, count, self._place)
+            read_range(self._file, tensor.offset, count, self._place)
             .view(dtype)
             .reshape(tensor.shape)
         )

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from eagle3data.interop import refusals
 from eagle3data.schema.errors import InputError, SampleError
+from eagle3data.storage.mapped import LocalObject
 
 _DIGITS = re.compile(r"(\d+)")
 
@@ -49,32 +50,33 @@ def root_of(path: Path) -> Path:
     return path.parent if path.is_file() else path
 
 
-def read_range(path: Path, offset: int, count: int, place: str) -> npt.NDArray[np.uint8]:
-    """`count` bytes of a file from `offset`; read, not mapped, since the file may shrink.
+def read_range(file: LocalObject, offset: int, count: int, place: str) -> npt.NDArray[np.uint8]:
+    """`count` bytes of a file from `offset`; a view of the file itself where it can be mapped.
 
     Raises:
-        SampleError: the file is missing, can't be read, or ends before.
+        SampleError: the file can't be read, or ends before.
     """
-    buffer = np.empty(count, np.uint8)
-    view, done = buffer.data, 0
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        found = file.read(offset, offset + count)
     except OSError as error:
         raise unreadable(error, place) from None
+    if len(found) < count:
+        raise refusals.damaged(
+            place, f"the file ends at byte {offset + len(found)}", f"{offset + count} bytes"
+        )
+    return found
+
+
+def open_file(path: Path, place: str) -> LocalObject:
+    """Open a file of the source.
+
+    Raises:
+        SampleError: it is missing or can't be read.
+    """
     try:
-        while done < count:
-            # At most 2 GiB come with a call.
-            got = os.preadv(descriptor, [view[done : done + (1 << 30)]], offset + done)
-            if not got:
-                raise refusals.damaged(
-                    place, f"{path.name} ends at byte {offset + done}", f"{offset + count} bytes"
-                )
-            done += got
+        return LocalObject(str(path))
     except OSError as error:
         raise unreadable(error, place) from None
-    finally:
-        os.close(descriptor)
-    return buffer
 
 
 def unreadable(error: OSError, place: str) -> SampleError:

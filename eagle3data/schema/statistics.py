@@ -72,38 +72,64 @@ def stored_faults(
         yield "object_changed", difference
 
 
+def rows_at_once(width: int) -> int:
+    """Rows of `width` values that are best looked at together: they stay in a core's own cache."""
+    return max(1, _VALUES_AT_ONCE // width)
+
+
 def layer_statistics(states: npt.NDArray[Any]) -> LayerStatistics:
-    """Statistics of `[T, H]` states: float16, or bfloat16 as uint16 bits.
+    """Statistics of `[T, H]` states: float16, or bfloat16 as uint16 bits."""
+    rows, width = states.shape
+    running = RunningStatistics(rows, width, states.dtype)
+    step = rows_at_once(width)
+    for start in range(0, rows, step):
+        running.add(states[start : start + step])
+    return running.of(states)
+
+
+class RunningStatistics:
+    """Statistics of one layer's states, as they come, block by block.
 
     Works on the bits: without its sign bit a number's bits order as its magnitude does, and
     numpy turns integers into float32 many times faster than float16 into float32.
     """
-    rows, width = states.shape
-    measure = _Float16() if states.dtype == np.float16 else _BFloat16()
-    bits = np.ascontiguousarray(states).view(np.uint16)
-    largest = np.empty(rows, np.uint16)
-    squares = np.empty(rows, np.float64)
-    step = max(1, _VALUES_AT_ONCE // width)
-    magnitude = np.empty((step, width), np.uint16)
-    widened = np.empty((step, width), np.uint32)
-    for start in range(0, rows, step):
-        stop = min(start + step, rows)
-        piece, wide = magnitude[: stop - start], widened[: stop - start]
-        np.bitwise_and(bits[start:stop], _WITHOUT_SIGN, out=piece)
-        np.max(piece, axis=1, out=largest[start:stop])
+
+    def __init__(self, rows: int, width: int, dtype: np.dtype[Any]) -> None:
+        """Begin with none of `rows` rows of `width` values, float16 or uint16 (bfloat16)."""
+        self._measure = _Float16() if dtype == np.float16 else _BFloat16()
+        self._largest = np.empty(rows, np.uint16)
+        self._squares = np.empty(rows, np.float64)
+        self._done = 0
+        step = min(rows, rows_at_once(width))
+        self._magnitude = np.empty((step, width), np.uint16)
+        self._widened = np.empty((step, width), np.uint32)
+
+    def add(self, block: npt.NDArray[Any]) -> None:
+        """Take the next rows, `[n, H]` with n at most `rows_at_once(H)`."""
+        start, stop = self._done, self._done + len(block)
+        piece, wide = self._magnitude[: len(block)], self._widened[: len(block)]
+        np.bitwise_and(block.view(np.uint16), _WITHOUT_SIGN, out=piece)
+        np.max(piece, axis=1, out=self._largest[start:stop])
         np.copyto(wide, piece)
-        values = measure.to_float32(wide)
-        squares[start:stop] = np.vecdot(values, values)
-    if largest.max() >= measure.infinity:
-        return _with_nonfinite(states, int((largest == 0).sum()))
-    return LayerStatistics(
-        absmax=float(measure.to_float32(largest.max(keepdims=True).astype(np.uint32))[0]),
-        rms=float(np.sqrt(squares.sum() / states.size)),
-        min_row_rms=float(np.sqrt(squares.min() / width)),
-        n_zero_rows=int((largest == 0).sum()),
-        n_nan=0,
-        n_inf=0,
-    )
+        values = self._measure.to_float32(wide)
+        self._squares[start:stop] = np.vecdot(values, values)
+        self._done = stop
+
+    def of(self, states: npt.NDArray[Any]) -> LayerStatistics:
+        """The statistics, all rows having come; `states` are all of them, `[T, H]`."""
+        largest, squares = self._largest, self._squares
+        n_zero_rows = int((largest == 0).sum())
+        if largest.max() >= self._measure.infinity:
+            return _with_nonfinite(states, n_zero_rows)
+        greatest = largest.max(keepdims=True).astype(np.uint32)
+        return LayerStatistics(
+            absmax=float(self._measure.to_float32(greatest)[0]),
+            rms=float(np.sqrt(squares.sum() / states.size)),
+            min_row_rms=float(np.sqrt(squares.min() / states.shape[1])),
+            n_zero_rows=n_zero_rows,
+            n_nan=0,
+            n_inf=0,
+        )
 
 
 def statistics_of_rows(

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from eagle3data.schema.manifest import Manifest
 from eagle3data.schema.sample import Sample
+from eagle3data.schema.statistics import LayerStatistics, RunningStatistics, rows_at_once
 from eagle3data.storage.arrays import states_dtype
 
 
@@ -24,6 +25,26 @@ def in_storage_dtype(manifest: Manifest, sample: Sample) -> Sample:
             for layer, states in sample.hidden_states.items()
         }
     return sample
+
+
+def cast_into(states: npt.NDArray[Any], out: npt.NDArray[Any]) -> LayerStatistics:
+    """Copy one layer's states into `out`, in its dtype, and find the statistics of what is there.
+
+    One pass: a block is copied, and looked at while it is in the core's own cache.
+
+    Args:
+        states: `[T, H]`, rows contiguous; float16, float32, or uint16 (bfloat16 by its bits).
+        out: `[T, H]`, contiguous, float16 or uint16 (bfloat16).
+    """
+    rows, width = out.shape
+    running = RunningStatistics(rows, width, out.dtype)
+    step = rows_at_once(width)
+    with np.errstate(over="ignore"):  # infinities are counted, and refused by `ShardWriter.append`
+        for start in range(0, rows, step):
+            block, there = states[start : start + step], out[start : start + step]
+            np.copyto(there, block if block.dtype == out.dtype else cast_states(block, out.dtype))
+            running.add(there)
+    return running.of(out)
 
 
 def cast_states(states: npt.NDArray[Any], wanted: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from importlib.metadata import version
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from eagle3data.extractor.engines.base import Captured, CaptureSettings, Request
 from eagle3data.extractor.engines.choice import ImportedStates
+from eagle3data.extractor.engines.lent_memory import LentMemory
 from eagle3data.interop.choice import open_source
 from eagle3data.interop.source import Entry
 from eagle3data.schema.digest import tokens_crc32c
 from eagle3data.schema.errors import SampleError
 from eagle3data.schema.manifest import StorageDtype
-from eagle3data.writers.casting import cast_states
+from eagle3data.writers.casting import cast_into
 
 _MAX_THREADS = 8
-_AHEAD_BYTES = 1 << 30
-"""States that are read ahead of who writes them."""
+_AHEAD_BYTES = 64 << 20
+"""States that are read ahead of who writes them, for each thread."""
+_SPARE_BYTES = 512 << 20
+"""Memory that is kept for the samples to come."""
 
 
 class ImportEngine:
@@ -56,14 +63,14 @@ class ImportEngine:
         self._wanted = np.dtype(
             np.float16 if asked.storage_dtype is StorageDtype.FLOAT16 else np.uint16
         )
-        self._pool = ThreadPoolExecutor(
-            min(_MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="eagle3data-import"
-        )
+        self._threads = min(_MAX_THREADS, os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="eagle3data-import")
+        self._memory = LentMemory(_SPARE_BYTES)
 
     def capture(self, groups: Iterable[Sequence[Request] | None]) -> Iterator[Captured]:
         """Read the samples of shard after shard; a bounded number of bytes is read ahead."""
         row_bytes = len(self._slots) * self._asked.hidden_size * self._wanted.itemsize
-        window = max(_AHEAD_BYTES // row_bytes, self._asked.longest)
+        window = max(self._threads * _AHEAD_BYTES // row_bytes, self._asked.longest)
         running: dict[Future[Captured], int] = {}
         for group in groups:
             waiting = deque(group or ())
@@ -82,28 +89,29 @@ class ImportEngine:
 
     def _captured(self, request: Request) -> Captured:
         try:
-            states, problem = self._states(request), None
+            slots = self._slots_of(request)
         except SampleError as error:
             # The source names a sample by its place, a data set by its id.
             reason = str(error).partition(": ")[2]
             problem = SampleError(error.kind, request.sample_id, f"{request.source}: {reason}")
-            states = {}
-        return Captured(
-            request=request,
-            hidden_states=states,
-            witness_token=None,
-            witness_logprob=None,
-            problem=problem,
-        )
+            return Captured(
+                request=request,
+                hidden_states={},
+                witness_token=None,
+                witness_logprob=None,
+                problem=problem,
+            )
+        return self._copied(request, slots)
 
-    def _states(self, request: Request) -> dict[int, np.ndarray]:
+    def _slots_of(self, request: Request) -> dict[int, npt.NDArray[Any]]:
+        """Layers of the source's sample, ascending, each `[T, H]`, as the source holds them."""
         entry = self._entries.get(request.source)
         if entry is None:
             raise SampleError("missing", request.source, "it was there when the import began.")
         self._require_same_tokens(entry, request)
-        slots = self._source.states(entry)
+        slots = dict(zip(self._slots, self._source.states(entry), strict=True))
         shape = (len(request.input_ids), self._asked.hidden_size)
-        for layer, states in zip(self._slots, slots, strict=True):
+        for layer, states in slots.items():
             if states.shape != shape:
                 raise SampleError(
                     "length_mismatch",
@@ -111,14 +119,25 @@ class ImportEngine:
                     f"layer {layer}'s states are {list(states.shape)}, expected {list(shape)}: a "
                     "row for each of its tokens.",
                 )
-        with np.errstate(over="ignore"):
-            made = {
-                layer: np.ascontiguousarray(
-                    states if states.dtype == self._wanted else cast_states(states, self._wanted)
-                )
-                for layer, states in zip(self._slots, slots, strict=True)
-            }
-        return dict(sorted(made.items()))
+        return dict(sorted(slots.items()))
+
+    def _copied(self, request: Request, slots: dict[int, npt.NDArray[Any]]) -> Captured:
+        """The sample in lent memory: what is checked there is what is written."""
+        shape = (len(slots), len(request.input_ids), self._asked.hidden_size)
+        memory = self._memory.take(math.prod(shape) * self._wanted.itemsize)
+        layers: npt.NDArray[Any] = np.ndarray(shape, self._wanted, memory.data)
+        found = {
+            layer: cast_into(states, out)
+            for (layer, states), out in zip(slots.items(), layers, strict=True)
+        }
+        return Captured(
+            request=request,
+            hidden_states=dict(zip(slots, layers, strict=True)),
+            witness_token=None,
+            witness_logprob=None,
+            statistics=found,
+            release=partial(self._memory.give_back, memory),
+        )
 
     def _require_same_tokens(self, entry: Entry, request: Request) -> None:
         found = self._source.tokens(entry).input_ids
