@@ -17,103 +17,31 @@ import multiprocessing
 import queue
 import resource
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from safetensors.torch import save_file
-from torch._dynamo.utils import counters as dynamo_counters
 
-from eagle3data import DatasetWriter, Sample, StreamingLoader, open_dataset
-from eagle3data.bench.corpus import HIDDEN, LAYERS, MODEL_LAYERS, VOCABULARY
-from eagle3data.bench.loader import TOKENS
+from benchmarks.loader_figures import ON_GPU, Results, synchronize, write_samples
+from benchmarks.loader_step import real_step
+from eagle3data import StreamingLoader, open_dataset
+from eagle3data.bench.corpus import HIDDEN, LAYERS, VOCABULARY
 from eagle3data.bench.loaders.base import BUDGET
 from eagle3data.bench.loaders.ours import RawCopy
 from eagle3data.bench.turns import Case, take_turns
-from eagle3data.readers.batch import Batch
-from eagle3data.readers.dataset import Dataset
-from eagle3data.schema.axis import TokenAxis
-from eagle3data.schema.manifest import Manifest
-from eagle3data.trainer.config import load_config
-from eagle3data.trainer.inputs import gather
-from eagle3data.trainer.loop import Run
 
-_ON_GPU = torch.cuda.is_available()
-_WARM_UP_STEPS, _QUIET_STEPS = 60, 6
 _ROOM = 0.85
 """Share of the folder's free bytes that the samples may take."""
 
 
-@dataclass
-class Results:
-    """Figures so far, and what is printed of them.
-
-    Attributes:
-        figures: what the JSON holds.
-    """
-
-    figures: dict[str, Any] = field(default_factory=dict)
-    _began: float = field(default_factory=time.monotonic)
-
-    def tell(self, text: str) -> None:
-        """Print a line, and how long it took to get there."""
-        print(f"[{time.monotonic() - self._began:6.1f} s] {text}", flush=True)
-
-    def add(self, name: str, text: str, **figures: Any) -> None:
-        """Note figures of a case, and print them."""
-        self.figures[name] = figures
-        self.tell(f"{name:34} {text}")
-
-
-def write_samples(url: str, nbytes: int, *, hidden: int, vocabulary: int) -> Dataset:
-    """A set of at least `nbytes` of states; no more than a block of them is held in memory."""
-    rng = np.random.default_rng(0)
-    manifest = Manifest.synthetic(
-        hidden_size=hidden,
-        num_hidden_layers=MODEL_LAYERS,
-        vocab_size=vocabulary,
-        layers=LAYERS,
-        axis=TokenAxis(shard_tokens=17_408, chunk_tokens=64),
-    )
-    shortest, longest = TOKENS
-    block = rng.standard_normal((longest * 2, hidden), dtype=np.float32).astype(np.float16)
-    written = number = 0
-    with DatasetWriter.create(url, manifest) as writer:
-        while written < nbytes:
-            length = int(rng.integers(shortest, longest + 1))
-            first = int(rng.integers(0, longest))
-            states = dict.fromkeys(LAYERS, block[first : first + length])
-            writer.append(
-                Sample(
-                    hidden_states=states,
-                    input_ids=rng.integers(0, vocabulary, length),
-                    loss_mask=np.ones(length, np.uint8),
-                    sample_id=f"s{number}",
-                )
-            )
-            written += length * len(LAYERS) * hidden * 2
-            number += 1
-    return open_dataset(url)
-
-
-def synchronize() -> None:
-    """Wait for the GPU, where there is one."""
-    if _ON_GPU:
-        torch.cuda.synchronize()
-
-
 def open_loader(url: str, threads: int, **settings: Any) -> StreamingLoader:
     """A loader to the GPU, where there is one."""
-    device = "cuda" if _ON_GPU else None
+    device = "cuda" if ON_GPU else None
     settings = {"rank": 0, "world_size": 1, **settings}
     return StreamingLoader(
         open_dataset(url), token_budget=BUDGET, threads=threads, device=device, **settings
@@ -132,8 +60,8 @@ class PlainCopy:
 
     def __init__(self, batch_bytes: int) -> None:
         """Take both buffers."""
-        self._host = torch.ones(batch_bytes, dtype=torch.uint8, pin_memory=_ON_GPU)
-        self._device = torch.empty_like(self._host, device="cuda" if _ON_GPU else "cpu")
+        self._host = torch.ones(batch_bytes, dtype=torch.uint8, pin_memory=ON_GPU)
+        self._device = torch.empty_like(self._host, device="cuda" if ON_GPU else "cpu")
 
     def run(self, nbytes: int) -> None:
         """Copy so many bytes, and wait for the end."""
@@ -254,115 +182,6 @@ def _one_of_many(
     answers.put(answer)
 
 
-def real_step(url: str, folder: Path, options: argparse.Namespace, results: Results) -> None:
-    """The trainer's step, on the loader's batches and on one batch again and again, in turns."""
-    target = write_target(folder / "target", options.hidden, options.vocabulary)
-    draft_vocabulary = min(32_000, options.vocabulary)
-    settings = [
-        f"model.draft_vocab_size={draft_vocabulary}",
-        f"data.token_budget={options.step_budget}",
-        "data.train_split=null",
-        "data.eval_split=null",
-        "data.allow_other_target=true",
-        "train.max_steps=100000",
-        f"train.device={'cuda' if _ON_GPU else 'cpu'}",
-    ]
-    inputs = gather(url, str(target), load_config(None, settings))
-    out = folder / "run"
-    out.mkdir()
-    run = Run(inputs, out, lambda _: None)
-    loader = inputs.loader
-    batches = chain.from_iterable(iter(loader) for _ in repeat(None))
-    fixed = next(batches)
-    results.tell(f"a draft of {sum(p.numel() for p in inputs.draft.parameters()) / 1e9:.2f} B")
-    _warm_up(run, lambda: next(batches), results)
-    seconds: dict[str, list[float]] = {"loader": [], "one batch": []}
-    waiting: list[float] = []
-    for _ in range(options.step_rounds):
-        seconds["one batch"] += [_step(run, lambda: fixed)[1] for _ in range(options.steps)]
-        for _ in range(options.steps):
-            waited, whole = _step(run, lambda: next(batches))
-            waiting.append(waited / whole)
-            seconds["loader"].append(whole)
-    base = statistics.median(seconds["one batch"])
-    for name, taken in seconds.items():
-        median = statistics.median(taken)
-        results.add(
-            f"real step: {name}",
-            f"{median * 1e3:8.1f} ms ({min(taken) * 1e3:.1f} to {max(taken) * 1e3:.1f}), "
-            f"{median / base:.3f} of one batch's",
-            milliseconds=[one * 1e3 for one in taken],
-            of_one_batch=median / base,
-        )
-    share = sum(w * s for w, s in zip(waiting, seconds["loader"], strict=True))
-    results.add(
-        "real step: waiting for a batch",
-        f"{share / sum(seconds['loader']):.3%} of the time (largest step {max(waiting):.3%}); the "
-        f"loader says: {loader.metrics}",
-        share=share / sum(seconds["loader"]),
-        stalled_on_device=loader.metrics.stalled,
-        seconds=loader.metrics.seconds,
-    )
-    if _ON_GPU:
-        peak = torch.cuda.max_memory_allocated()
-        results.add("real step: memory", f"{peak / 1e9:.1f} GB on the GPU at most", bytes=peak)
-
-
-def _warm_up(run: Run, fetch: Callable[[], Batch], results: Results) -> None:
-    """Steps until several in a row found everything compiled."""
-    compiled, quiet, steps = dynamo_counters["stats"], 0, 0
-    while quiet < _QUIET_STEPS and steps < _WARM_UP_STEPS:
-        before = compiled["unique_graphs"]
-        _, seconds = _step(run, fetch)
-        quiet = quiet + 1 if compiled["unique_graphs"] == before else 0
-        steps += 1
-    results.add(
-        "real step: warm-up",
-        f"{steps} steps, {compiled['unique_graphs']} compiled graphs; the last: {seconds:.2f} s",
-        steps=steps,
-        graphs=compiled["unique_graphs"],
-    )
-
-
-def _step(run: Run, fetch: Callable[[], Batch]) -> tuple[float, float]:
-    """Seconds until there is a batch, and of the whole step, the GPU's work included."""
-    synchronize()
-    began = time.perf_counter()
-    batch = fetch()
-    waited = time.perf_counter() - began
-    run.train_step([batch])
-    synchronize()
-    return waited, time.perf_counter() - began
-
-
-def write_target(folder: Path, hidden: int, vocabulary: int) -> Path:
-    """A model folder with what the trainer reads of a target; the weights are noise."""
-    folder.mkdir()
-    settings = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": hidden,
-        "intermediate_size": hidden * 18 // 7,
-        "num_hidden_layers": 61,
-        "num_attention_heads": hidden // 112 if hidden >= 112 else 1,
-        "num_key_value_heads": 8 if hidden >= 1024 else 1,
-        "head_dim": 128,
-        "vocab_size": vocabulary,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
-    }
-    (folder / "config.json").write_text(json.dumps(settings))
-    block = torch.randn(min(vocabulary, 4096), hidden).mul_(0.02).to(torch.bfloat16)
-    rows = block.repeat(-(-vocabulary // len(block)), 1)[:vocabulary]
-    tensors = {
-        "model.embed_tokens.weight": rows.contiguous(),
-        "lm_head.weight": rows.flip(0).contiguous(),
-        "model.norm.weight": torch.ones(hidden),
-    }
-    save_file(tensors, folder / "model.safetensors")
-    return folder
-
-
 @contextmanager
 def _scratch(place: Path | None) -> Iterator[Path]:
     if place is not None:
@@ -400,7 +219,7 @@ def main() -> None:
     try:
         _measure(options, results)
     finally:
-        gpu = torch.cuda.get_device_name() if _ON_GPU else "no GPU"
+        gpu = torch.cuda.get_device_name() if ON_GPU else "no GPU"
         text = json.dumps({"gpu": gpu, "hidden": options.hidden, **results.figures}, indent=1)
         print(text)
         if options.json is not None:
