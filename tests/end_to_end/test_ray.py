@@ -1,4 +1,4 @@
-"""Extraction on a real local Ray cluster: a node killed half way changes nothing of the set."""
+"""Extraction and import on a real local Ray cluster: who works where changes nothing of the set."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from eagle3data import open_dataset
 from eagle3data.extractor.prompts import prompts_metadata, prompts_writer, read_prompts
 from eagle3data.schema.index import PROMPTS_SCHEMA
 from eagle3data.storage.claims import list_claims, read_claim
 from eagle3data.storage.layout import committed_shards
+from eagle3data.storage.ledger import read_ledger
 from eagle3data.storage.root import Root
+from tests.interop.layouts import LENGTHS, Wanted, bits, write_arrow, write_speculators
 from tests.killing import start
 from tests.support import eagle3data, same_sample
 
@@ -160,6 +163,31 @@ def test_what_a_replica_raises_is_what_extract_raises(
     assert "\nerror: memory://not-shared is not shared by the nodes" in stderr
     assert "Traceback" not in stderr
     assert stdout == ""
+
+
+def test_import(cluster: Any, smollm2: Path, tmp_path: Path) -> None:
+    """Every sample comes in as it is stored, whoever reads it; a bad one is a row of the ledger."""
+    wanted = [Wanted(row, torch.float16, hidden=576) for row in range(len(LENGTHS))]
+    wanted[4].states[-1, 2, 7] = torch.nan
+    folder, url = tmp_path / "source", tmp_path / "set"
+    write_arrow(folder, wanted)
+    write_speculators(folder, wanted)
+    words = ["import", folder, "--model", smollm2, "--layers", "2,15,27,30", "--out", url]
+    process = start([*words, "--shard-tokens", 16, "--no-validate", "--ray", "--replicas", 2])
+    _, stderr = process.communicate()
+    assert process.returncode == 1, stderr
+    [row] = read_ledger(Root(str(url)))
+    assert (row["kind"], "layer 27" in row["reason"]) == ("nonfinite", True)
+    dataset = open_dataset(str(url))
+    assert len(committed_shards(Root(str(url)))) > 1
+    found = {sample.source: sample for sample in (dataset[at] for at in range(len(dataset)))}
+    assert sorted(found) == sorted(f"hs_{at}.safetensors" for at in range(len(LENGTHS)) if at != 4)
+    for at, one in enumerate(wanted):
+        if at != 4:
+            sample = found[f"hs_{at}.safetensors"]
+            assert sample.input_ids.tolist() == one.ids.tolist()
+            for slot, layer in enumerate((2, 15, 27, 30)):
+                assert (sample.hidden_states[layer] == bits(one.states[:, slot])).all()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:10001"])

@@ -26,12 +26,12 @@ LENGTHS = [5, 3, 9, 1, 4, 7, 2, 6, 8, 5, 3, 4]
 class Wanted:
     """One sample as its source was made: ids and mask `[T]`, states `[T, SLOTS, HIDDEN]`."""
 
-    def __init__(self, row: int, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(self, row: int, dtype: torch.dtype = torch.bfloat16, hidden: int = HIDDEN) -> None:
         generator = torch.Generator().manual_seed(row)
         length = LENGTHS[row]
         self.ids = torch.randint(1, 400, (length,), generator=generator)
         self.mask = torch.randint(0, 2, (length,), generator=generator)
-        shape = (length, SLOTS, HIDDEN)
+        shape = (length, SLOTS, hidden)
         self.states = torch.randn(shape, generator=generator).to(dtype)
 
     def slot(self, number: int) -> np.ndarray[Any, Any]:
