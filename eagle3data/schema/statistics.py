@@ -109,7 +109,7 @@ class RunningStatistics:
         start, stop = self._done, self._done + len(block)
         piece, wide = self._magnitude[: len(block)], self._widened[: len(block)]
         np.bitwise_and(block.view(np.uint16), _WITHOUT_SIGN, out=piece)
-        np.max(piece, axis=1, out=self._largest[start:stop])
+        np.maximum.reduce(piece, axis=1, out=self._largest[start:stop])
         np.copyto(wide, piece)
         values = self._measure.to_float32(wide)
         self._squares[start:stop] = np.vecdot(values, values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,9 +24,9 @@ from eagle3data.schema.manifest import StorageDtype
 from eagle3data.writers.casting import cast_into
 
 _MAX_THREADS = 8
-_AHEAD_BYTES = 64 << 20
-"""States that are read ahead of who writes them, for each thread."""
-_SPARE_BYTES = 512 << 20
+_AHEAD_BYTES = 32 << 20
+"""States that are read at a time, for each thread; one sample may be larger."""
+_SPARE_BYTES = 256 << 20
 """Memory that is kept for the samples to come."""
 
 
@@ -69,16 +68,16 @@ class ImportEngine:
 
     def capture(self, groups: Iterable[Sequence[Request] | None]) -> Iterator[Captured]:
         """Read the samples of shard after shard; a bounded number of bytes is read ahead."""
-        row_bytes = len(self._slots) * self._asked.hidden_size * self._wanted.itemsize
-        window = max(self._threads * _AHEAD_BYTES // row_bytes, self._asked.longest)
+        window = self._threads * _AHEAD_BYTES
         running: dict[Future[Captured], int] = {}
         for group in groups:
             waiting = deque(group or ())
             while waiting or (group is None and running):
-                while waiting and sum(running.values()) < window:
+                while waiting and (
+                    not running or sum(running.values()) + self._nbytes(waiting[0]) <= window
+                ):
                     request = waiting.popleft()
-                    future = self._pool.submit(self._captured, request)
-                    running[future] = len(request.input_ids)
+                    running[self._pool.submit(self._captured, request)] = self._nbytes(request)
                 yield from _finished(running)
         while running:
             yield from _finished(running)
@@ -86,6 +85,11 @@ class ImportEngine:
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown(cancel_futures=True)
+
+    def _nbytes(self, request: Request) -> int:
+        """Of its states, as they are stored."""
+        row_bytes = len(self._slots) * self._asked.hidden_size * self._wanted.itemsize
+        return len(request.input_ids) * row_bytes
 
     def _captured(self, request: Request) -> Captured:
         try:
@@ -124,7 +128,7 @@ class ImportEngine:
     def _copied(self, request: Request, slots: dict[int, npt.NDArray[Any]]) -> Captured:
         """The sample in lent memory: what is checked there is what is written."""
         shape = (len(slots), len(request.input_ids), self._asked.hidden_size)
-        memory = self._memory.take(math.prod(shape) * self._wanted.itemsize)
+        memory = self._memory.take(self._nbytes(request))
         layers: npt.NDArray[Any] = np.ndarray(shape, self._wanted, memory.data)
         found = {
             layer: cast_into(states, out)
