@@ -45,7 +45,7 @@ class LocalObject:
         if self.size and is_local_disk(path):
             self._map = mmap.mmap(self._file.fileno(), self.size, prot=mmap.PROT_READ)
             self._bytes: Bytes = np.frombuffer(self._map, np.uint8)
-            self._touched = np.zeros(-(-self.size // _BLOCK), dtype=bool)
+            self._touched = bytearray(-(-self.size // _BLOCK))
             # The map has a descriptor of its own; two a file would be too many.
             self._close()
 
@@ -53,7 +53,7 @@ class LocalObject:
         """Have the disk begin with bytes that are read soon; nothing waits for it."""
         if self._map is None:
             os.posix_fadvise(self._file.fileno(), start, stop - start, os.POSIX_FADV_WILLNEED)
-        elif not self._touched[start // _BLOCK : -(-stop // _BLOCK)].all():
+        elif not self._is_touched(start, stop):
             first = start - start % mmap.PAGESIZE
             self._advise(first, stop, mmap.MADV_WILLNEED)
 
@@ -72,15 +72,18 @@ class LocalObject:
 
     def _bring_in(self, start: int, stop: int) -> None:
         """Map the pages in one go, the first time only: faults one by one cost more."""
-        blocks = self._touched[start // _BLOCK : -(-stop // _BLOCK)]
-        if blocks.all():
+        if self._is_touched(start, stop):
             return
         first = start - start % mmap.PAGESIZE
         code = self._advise(first, stop, _MADV_POPULATE_READ)
         # A kernel before 5.14 doesn't know the call; pages then come in one by one.
         if code not in (0, errno.EINVAL):
             raise OSError(code, os.strerror(code))
-        blocks[:] = True
+        begin, end = start // _BLOCK, -(-stop // _BLOCK)
+        self._touched[begin:end] = b"\1" * (end - begin)
+
+    def _is_touched(self, start: int, stop: int) -> bool:
+        return self._touched.find(0, start // _BLOCK, -(-stop // _BLOCK)) < 0
 
     def _advise(self, first: int, stop: int, advice: int) -> int:
         # ctypes lets other threads run while the disk is read; mmap.madvise does not.

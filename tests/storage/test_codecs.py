@@ -51,6 +51,29 @@ def test_the_first_rows_of_a_chunk(profile: Codec, rows: int) -> None:
     assert (around[[0, -1]] == 7).all()
 
 
+@pytest.mark.parametrize(("width", "chunks"), [(8, 5), (12_288, 5), (49_152, 2)])
+@pytest.mark.parametrize("last", [1, 15, 16])
+def test_chunks_side_by_side(width: int, chunks: int, last: int) -> None:
+    """Several a block of the copy, two and a rest, and a chunk that is larger than a block."""
+    codec = ChunkCodec(profile=Codec.NONE, dtype=FLOAT16, shape=(16, width))
+    bits = np.random.default_rng(width).integers(0, 1 << 16, (chunks * 16, width), np.uint16)
+    encoded = [codec.encode(part) for part in np.split(bits.view(FLOAT16), chunks)]
+    stored = np.stack([stored_bytes(chunk) for chunk in encoded])
+    rows = (chunks - 1) * 16 + last
+    around = np.full((rows + 2, width), 7, FLOAT16)
+    assert codec.copy(stored, around[1:-1]) == [chunk.crc32c for chunk in encoded]
+    assert around[1:-1].tobytes() == bits[:rows].tobytes()
+    assert (around[[0, -1]] == 7).all()
+    for at in range(chunks):
+        for byte in (0, stored.shape[1] // 2, stored.shape[1] - 5, stored.shape[1] - 1):
+            stored[at, byte] ^= 16
+            with pytest.raises(ChunkError, match="CRC32C") as caught:
+                codec.copy(stored, around[1:-1])
+            assert caught.value.at == at
+            codec.copy(stored, around[1:-1], verify=False)
+            stored[at, byte] ^= 16
+
+
 @pytest.mark.parametrize("profile", Codec)
 def test_a_stored_chunk_may_lie_in_memory_that_is_only_to_be_read(profile: Codec) -> None:
     codec, values = codec_of(profile), states()
