@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _widened(model: Path, folder: Path) -> Path:
-    """A folder with the model's tokenizer, a wider config and the one weight an export needs."""
+    """A folder with the model's tokenizer, a wider config and the weights an export asks for."""
     folder.mkdir()
     for path in model.iterdir():
         if path.suffix in {".json", ".jinja", ".txt", ".model"}:
@@ -66,7 +66,12 @@ def _widened(model: Path, folder: Path) -> Path:
     config = json.loads((folder / "config.json").read_text())
     config.update(hidden_size=HIDDEN, num_attention_heads=64, num_key_value_heads=8)
     (folder / "config.json").write_text(json.dumps(config))
-    save_file({"model.norm.weight": np.ones(HIDDEN, np.float32)}, folder / "model.safetensors")
+    # SpecForge's final state is after the norm, and the norm comes with the head, tied here.
+    weights = {
+        "model.norm.weight": np.ones(HIDDEN, np.float16),
+        "model.embed_tokens.weight": np.zeros((VOCABULARY, HIDDEN), np.float16),
+    }
+    save_file(weights, folder / "model.safetensors")
     return folder
 
 
