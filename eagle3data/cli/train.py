@@ -98,7 +98,8 @@ def _numbers(rates: dict[str, Any]) -> str:
     by_step = " ".join(f"{step['accuracy_given_earlier']:.3f}" for step in rates["steps"])
     return (
         f"loss {rates['loss']:.3f}, accuracy {rates['accuracy']:.3f} (given earlier steps: "
-        f"{by_step}), simulated acceptance length {rates['simulated_acceptance_length']:.2f}"
+        f"{by_step}), simulated acceptance length {rates['simulated_acceptance_length']:.2f}, "
+        f"{rates['walked_acceptance_length']:.2f} as a server goes"
     )
 
 

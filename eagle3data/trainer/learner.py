@@ -196,11 +196,12 @@ class Learner:
     @torch.no_grad()
     def measure(self, packs: Iterable[Batch]) -> dict[str, Any]:
         """`Metrics.rates` over all processes' packs; nothing is learned from them."""
-        metrics = Metrics(self.weights, self.subject.device)
+        metrics = Metrics(self.weights, self.subject.device, walking=True)
         ones = torch.ones(len(self.weights), device=self.subject.device)
         for pack in packs:
             self._lesson(pack, self._pairs(pack), ones, metrics)
-        self.world.sum(metrics.sums)
+        for sums in (metrics.sums, metrics.walked):
+            self.world.sum(sums)
         return metrics.rates()
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

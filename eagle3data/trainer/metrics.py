@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from eagle3data.trainer.judging import Judged
@@ -30,7 +31,10 @@ DEFINITIONS = {
     "coverage": "mean share of the target's distribution that lies in the draft vocabulary",
     "simulated_acceptance_length": "1 + sum_s prod_{i<=s} accuracy_given_earlier_i: tokens a "
     "greedy target call yields with as many drafted tokens as there are steps, the "
-    "target's own token included",
+    "target's own token included; every kept position counts the same",
+    "walked_acceptance_length": "the same with at most 3 tokens drafted, and counted as a server "
+    "goes: from an answer's start, each step begins after what the one before it kept, so "
+    "stretches that are hard to foretell take more of the steps; of evaluations only",
     "commonest_token_accuracy": "accuracy at step 0 of always guessing the token that is most "
     "frequent among the training tokens that carry loss",
 }
@@ -47,17 +51,30 @@ _COLUMNS = (
 )
 
 
+WALKED_TOKENS = 3
+"""Drafted a step in `walked_acceptance_length`: what servers of EAGLE-3 usually draft."""
+
+
 class Metrics:
     """Sums over packs, `[steps, columns]` float64, and the rates that follow from them."""
 
-    def __init__(self, weights: Sequence[float], device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        weights: Sequence[float],
+        device: torch.device | str = "cpu",
+        *,
+        walking: bool = False,
+    ) -> None:
         """Start from nothing.
 
         Args:
             weights: each step's weight in the loss.
             device: where the sums are kept until `rates` reads them.
+            walking: find `walked_acceptance_length` too, on the host, which a GPU waits for.
         """
         self.weights = list(weights)
+        self.walking = walking
+        self.walked = torch.zeros(2, dtype=torch.float64, device=device)  # steps, tokens kept
         self.sums = torch.zeros(len(weights), len(_COLUMNS), dtype=torch.float64, device=device)
 
     @torch.no_grad()
@@ -94,6 +111,8 @@ class Metrics:
         )
         table = torch.stack([column.double() for column in columns], dim=1)  # [P, columns]
         self.sums.index_add_(0, pairs.step, table)
+        if self.walking:
+            self.walked += torch.tensor(walk(pairs, right & chained)).to(self.walked)
 
     def rates(self) -> dict[str, Any]:
         """The numbers that `DEFINITIONS` defines: some of the whole, `steps` one a step."""
@@ -113,13 +132,36 @@ class Metrics:
         for step in steps:
             survival *= step["accuracy_given_earlier"]
             length += survival
+        steps_walked, tokens_kept = self.walked.tolist()
+        walked = {"walked_acceptance_length": 1 + _rate(tokens_kept, steps_walked)}
         return {
             "loss": sum(w * step["loss"] for w, step in zip(self.weights, steps, strict=True)),
             "accuracy": steps[0]["accuracy"],
             "simulated_acceptance_length": length,
+            **(walked if self.walking else {}),
             "commonest_token_accuracy": _rate(table[0]["commonest"], table[0]["kept"]),
             "steps": steps,
         }
+
+
+def walk(pairs: Pairs, right: Tensor) -> tuple[int, int]:
+    """A greedy server's steps over the answers of a pack, and how many drafted tokens they keep.
+
+    Args:
+        pairs: the pack's.
+        right: `[P]` bool, right at this step and at every one before it.
+    """
+    drafted = right & (pairs.step < WALKED_TOKENS)
+    kept = torch.zeros(pairs.length, dtype=torch.int64, device=right.device)
+    kept.index_add_(0, pairs.base, drafted.long())
+    starts = pairs.base[: pairs.counts[0]].cpu().numpy()  # ascending: where a step may begin
+    run = kept.cpu().numpy()[starts]
+    # A step gives its kept tokens and one of the target's own.
+    following = np.searchsorted(starts, starts + run + 1).tolist()
+    steps = total = place = 0
+    while place < len(starts):
+        steps, total, place = steps + 1, total + int(run[place]), following[place]
+    return steps, total
 
 
 def _rate(total: float, count: float) -> float:

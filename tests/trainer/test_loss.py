@@ -12,7 +12,7 @@ from eagle3data.storage.model_weights import TargetHead
 from eagle3data.trainer.judging import Judged, judge
 from eagle3data.trainer.layer import rms_norm
 from eagle3data.trainer.loss import LOSSES, Loss, Target, step_weights
-from eagle3data.trainer.metrics import DEFINITIONS, Metrics
+from eagle3data.trainer.metrics import DEFINITIONS, Metrics, walk
 from eagle3data.trainer.shift import MaskAlignment
 from eagle3data.trainer.teacher import CHUNK_BYTES, Teacher, teach
 from eagle3data.trainer.ttt import Pairs, Speed, find_pairs, unroll
@@ -273,7 +273,7 @@ PAPER_PAIRS = Pairs(
 
 
 def test_every_reported_rate_is_defined() -> None:
-    rates = Metrics([1.0]).rates()
+    rates = Metrics([1.0], walking=True).rates()
     assert set(rates) - {"steps"} | set(rates["steps"][0]) == set(DEFINITIONS)
 
 
@@ -299,3 +299,26 @@ def test_a_position_once_wrong_is_out_of_the_chain() -> None:
     assert [step["accuracy"] for step in rates["steps"]] == [0.5, 1.0, 0.5]
     assert [step["accuracy_given_earlier"] for step in rates["steps"]] == [0.5, 1.0, 1.0]
     assert rates["simulated_acceptance_length"] == 1 + 0.5 + 0.5 + 0.5
+
+
+def test_the_walk_is_a_greedy_server_s_over_each_answer() -> None:
+    """Token by token over three answers, against the walk over kept pairs."""
+    steps, length = 5, 400
+    batch = small.pack([150, 250], budget=length)
+    batch.loss_mask[:] = 0
+    answers = ((40, 150), (160, 200), (230, 400))  # the second and third are one document's
+    for first, last in answers:
+        batch.loss_mask[first:last] = 1
+    pairs = find_pairs(batch, steps, MaskAlignment.SERVING)
+    hits = torch.rand(steps, length, generator=torch.Generator().manual_seed(0)) < 0.7
+    right = hits.cummin(0).values[pairs.step, pairs.base]
+    calls = kept = 0
+    for first, last in answers:
+        newest = first  # the target's own first token
+        while newest < last:  # what follows the answer's last token is foretold, too
+            run = 0
+            while run < 3 and newest + run < last and hits[run, newest - 1]:
+                run += 1
+            calls, kept, newest = calls + 1, kept + run, newest + run + 1
+    assert 1 < kept / calls < 2
+    assert walk(pairs, right) == (calls, kept)
