@@ -185,18 +185,30 @@ def test_bytes_over_tcp_and_another_server_that_goes_on(
     assert again.returncode == 0, again.stdout
 
 
-def test_a_server_that_dies(
-    server: VllmProcess, prompts: Path, smollm2: Path, tmp_path: Path
-) -> None:
+def test_a_server_that_dies(server: VllmProcess, smollm2: Path, tmp_path: Path) -> None:
     """The last of all, since nothing comes after it."""
     url = tmp_path / "set"
-    words = words_of(prompts, smollm2, str(url), server)
+    words = words_of(_long_work(smollm2, tmp_path), smollm2, str(url), server)
     _kill_in_the_middle(server, url, words)
     committed = len(list((url / "index").glob("0*.arrow")))
     again = eagle3data(*words)
     assert again.returncode == 2
     assert "can't be reached" in again.stderr
     assert len(list((url / "index").glob("0*.arrow"))) == committed >= 1
+
+
+def _long_work(smollm2: Path, folder: Path) -> Path:
+    """Prompts that a server is at for much longer than the first of them take to be written."""
+    source, out = folder / "many.jsonl", folder / "many.arrow"
+    with source.open("w") as file:
+        for number in range(12):
+            for line in CONVERSATIONS.read_text().splitlines():
+                row = json.loads(line)
+                row["messages"][0]["content"] = f"{number}. {row['messages'][0]['content']}"
+                file.write(json.dumps({"messages": row["messages"]}) + "\n")
+    done = eagle3data("prepare", source, "--model", smollm2, "--out", out)
+    assert done.returncode == 0, done.stderr
+    return out
 
 
 def _kill_in_the_middle(server: VllmProcess, url: Path, words: Sequence[str]) -> None:
