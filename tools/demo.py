@@ -146,8 +146,7 @@ def train_line(summary: dict[str, Any]) -> str:
         f"{summary['steps']} steps; on held-out samples: loss {start['loss']:.2f} -> "
         f"{end['loss']:.2f}; accuracy by step {_by_step(start)} -> {_by_step(end)} (always the "
         f"commonest token: {summary['commonest_token_accuracy']:.2f}); simulated acceptance length "
-        f"{start['simulated_acceptance_length']:.2f} -> {end['simulated_acceptance_length']:.2f}, "
-        f"as a server goes {end['walked_acceptance_length']:.2f}"
+        f"{start['simulated_acceptance_length']:.2f} -> {end['simulated_acceptance_length']:.2f}"
     )
 
 

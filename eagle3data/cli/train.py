@@ -96,10 +96,12 @@ class _Report:
 
 def _numbers(rates: dict[str, Any]) -> str:
     by_step = " ".join(f"{step['accuracy_given_earlier']:.3f}" for step in rates["steps"])
+    # A run may have begun, or ended, before this was measured.
+    walked = rates.get("walked_acceptance_length")
     return (
         f"loss {rates['loss']:.3f}, accuracy {rates['accuracy']:.3f} (given earlier steps: "
-        f"{by_step}), simulated acceptance length {rates['simulated_acceptance_length']:.2f}, "
-        f"{rates['walked_acceptance_length']:.2f} as a server goes"
+        f"{by_step}), simulated acceptance length {rates['simulated_acceptance_length']:.2f}"
+        + ("" if walked is None else f", {walked:.2f} as a server goes")
     )
 
 

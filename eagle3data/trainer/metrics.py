@@ -32,9 +32,9 @@ DEFINITIONS = {
     "simulated_acceptance_length": "1 + sum_s prod_{i<=s} accuracy_given_earlier_i: tokens a "
     "greedy target call yields with as many drafted tokens as there are steps, the "
     "target's own token included; every kept position counts the same",
-    "walked_acceptance_length": "the same with at most 3 tokens drafted, and counted as a server "
-    "goes: from an answer's start, each step begins after what the one before it kept, so "
-    "stretches that are hard to foretell take more of the steps; of evaluations only",
+    "walked_acceptance_length": "tokens a greedy target call yields with at most 3 drafted tokens, "
+    "counted as a server goes: from an answer's start, each step begins after what the one before "
+    "it kept, so stretches that are hard to foretell take more of the steps; of evaluations only",
     "commonest_token_accuracy": "accuracy at step 0 of always guessing the token that is most "
     "frequent among the training tokens that carry loss",
 }
