@@ -61,9 +61,8 @@ def read_range(file: LocalObject, offset: int, count: int, place: str) -> npt.ND
     except OSError as error:
         raise unreadable(error, place) from None
     if len(found) < count:
-        raise refusals.damaged(
-            place, f"the file ends at byte {offset + len(found)}", f"{offset + count} bytes"
-        )
+        name, end = Path(file.path).name, offset + len(found)
+        raise refusals.damaged(place, f"{name} ends at byte {end}", f"{offset + count} bytes")
     return found
 
 

@@ -29,6 +29,7 @@ class LocalObject:
     are brought in by a call that fails with an error instead the first time they are touched.
 
     Attributes:
+        path: of the file.
         size: bytes when it was opened.
     """
 
@@ -38,6 +39,7 @@ class LocalObject:
         Raises:
             FileNotFoundError: there is none.
         """
+        self.path = path
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115
         self._close = weakref.finalize(self, self._file.close)
         self.size = os.fstat(self._file.fileno()).st_size
