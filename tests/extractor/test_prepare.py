@@ -13,7 +13,8 @@ import pytest
 import typer
 
 from eagle3data.cli.prepare import prepare as command
-from eagle3data.extractor.prepare import PrepareOptions, PrepareReport, prepare
+from eagle3data.extractor.converter import PrepareOptions
+from eagle3data.extractor.prepare import PrepareReport, prepare
 from eagle3data.extractor.prompts import read_prompts
 from eagle3data.schema.errors import InputError
 
@@ -150,6 +151,19 @@ def test_strict_stops_and_writes_nothing(bench: Bench) -> None:
     with pytest.raises(InputError, match=r"rows.jsonl:2: no JSON"):
         bench.run(talk("a", "b"), "no json", strict=True)
     assert not bench.out.exists()
+
+
+def test_several_workers_write_the_same(bench: Bench, tmp_path: Path) -> None:
+    rows = [talk(f"How many are {n} and {n}?", f"{2 * n}.") for n in range(200)]
+    rows[70] = {"id": "neither messages nor ids"}
+    alone = bench.run(*rows)
+    table, refused = bench.table(), rejects_of(bench.out)
+    together = bench.run(*rows, workers=2)
+    assert together == alone
+    assert bench.table() == table
+    assert rejects_of(bench.out) == refused
+    with pytest.raises(InputError, match=r"rows.jsonl:71: neither .* Nothing was written"):
+        bench.run(*rows, workers=2, strict=True)
 
 
 def test_split_follows_the_content(bench: Bench) -> None:
