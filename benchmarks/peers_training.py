@@ -51,7 +51,7 @@ def train(
     common += ["--save-path", out / "checkpoints", "--log-dir", out / "logs"]
     common += ["--no-resume-from-checkpoint", *words]
     began = time.perf_counter()
-    run("benchmarks.speculators_on_cpu", [out / "metrics.jsonl", *common], out)
+    run("benchmarks.speculators_trainer", [out / "metrics.jsonl", *common], out)
     seconds = time.perf_counter() - began
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["kind"] == "train"]

@@ -18,18 +18,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.trainers import split_words
 from eagle3data.readers.dataset import Dataset, open_dataset
 from eagle3data.schema.sample import Sample
 from eagle3data.storage.root import Root
@@ -81,10 +83,11 @@ def shifted(sample: Sample, variant: Variant, final: int) -> Sample:
     return replace(sample, hidden_states=states)
 
 
-def write_copy(dataset: Dataset, variant: Variant, url: str, samples: int | None) -> None:
-    """Write a variant of the first samples; one that is there already is left."""
+def write_copy(source: str, variant: Variant, url: str, samples: int | None) -> None:
+    """Write a variant of a set's first samples; one that is there already is left."""
     if Root(url).exists("zarr.json"):
         return
+    dataset = open_dataset(source)
     partial = f"{url}.partial"
     final = dataset.manifest.final_layer
     with DatasetWriter.create(partial, dataset.manifest) as writer:
@@ -232,10 +235,7 @@ def _smooth(values: Sequence[float]) -> list[float]:
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """Read the command line; what follows `--` is kept for `evaluate`."""
-    own, evaluate = list(words), []
-    if "--" in own:
-        at = own.index("--")
-        own, evaluate = own[:at], own[at + 1 :]
+    own, evaluate = split_words(words)
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -255,10 +255,15 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = parse(sys.argv[1:] if words is None else words)
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    dataset = open_dataset(arguments.url)
     programs = [Program(out, variant, arguments) for variant in VARIANTS]
-    for program in programs:
-        write_copy(dataset, program.variant, program.states, arguments.samples)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(arguments.jobs, mp_context=spawn) as copying:
+        copies = [
+            copying.submit(write_copy, arguments.url, one.variant, one.states, arguments.samples)
+            for one in programs
+        ]
+        for copy in copies:
+            copy.result()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // arguments.jobs)))
     with ThreadPoolExecutor(arguments.jobs) as pool:
         measured = list(pool.map(Program.measure, programs))

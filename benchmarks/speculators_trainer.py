@@ -1,9 +1,9 @@
-"""speculators' own trainer on a machine without an accelerator, its metrics written down.
+"""speculators' own trainer, its metrics written down; on a machine without an accelerator too.
 
-    python -m benchmarks.speculators_on_cpu METRICS.jsonl --data-path ... (their flags)
+    python -m benchmarks.speculators_trainer METRICS.jsonl --data-path ... (their flags)
 
-Two things of theirs take an accelerator for granted, and are answered here: the device is given
-by number, and timers wait for it. Nothing of what is computed is touched.
+Two things of theirs take an accelerator for granted, and are answered here where there is none: the
+device is given by number, and timers wait for it. Nothing of what is computed is touched.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from eagle3data.schema.machine import has_bfloat16_units
 
 FLAGS = ["--draft-attn-impl", "sdpa", "--loss-implementation", "eager", "--num-workers", "0"]
 """What runs on a CPU: flex attention has no backward pass there, and the fused losses need Triton.
-Workers are processes that import torch anew, which would be most of a short run's seconds."""
+Workers are processes that import torch anew, which would be most of a short run's seconds. With an
+accelerator the same, so that runs of both kinds compare; what is learned doesn't depend on it."""
 
 
 class _Recorder(logging.Handler):
@@ -42,11 +43,10 @@ class _Recorder(logging.Handler):
 def main(words: list[str]) -> None:
     """Train; a line of `METRICS.jsonl` a step and an evaluation."""
     metrics, *theirs = words
-    if torch.accelerator.is_available():
-        sys.exit("this is for machines without an accelerator; there: `speculators train`")
     import eagle3data.interop.speculators_backend  # noqa: F401
 
-    _use_cpu()
+    if not torch.accelerator.is_available():
+        _use_cpu()
     with Path(metrics).open("w") as file:
         logging.getLogger().addHandler(_Recorder(file))
         train([*FLAGS, *theirs])

@@ -1,14 +1,17 @@
 """Our trainer against speculators' own: same data, steps, batch tokens and shape; several seeds.
 
-    python -m benchmarks.trainers STATES --model MODEL --folder DIR [--questions unseen.jsonl]
+    python -m benchmarks.trainers STATES --model MODEL --folder DIR [--questions unseen.jsonl] \\
+        [-- --max-new-tokens 64]
 
 Both drafts are measured by the same code on the same held-out samples: KL of each of three steps,
 against the target restricted to the draft vocabulary, and how many tokens a greedy server would
-keep. With `--questions` a real vLLM drafts with each (`eagle3data evaluate`). Needs speculators
-(docs/speculators.md). STATES is a data set with a split `eval`.
+keep. With `--questions` a real vLLM drafts with each; what follows `--` goes to `eagle3data
+evaluate`. Needs speculators (docs/speculators.md). STATES is a data set with a split `eval`.
+Products are in bfloat16 where there is an accelerator, in float32 elsewhere.
 
 Two pairs have the same recipe: AdamW, and what speculators does by default (Muon for matrices, a
-frozen head, KL over three steps). `defaults-ours` is what our trainer does when nothing is set.
+frozen head, KL over three steps). `defaults-ours` is what our trainer does when nothing is set;
+`muon-copied-ours` is that with Muon at 1e-3 and a head that begins as the target's.
 """
 
 from __future__ import annotations
@@ -20,9 +23,14 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks.float32_muon import use_float32
 from eagle3data.interop.training_order import TrainingOrder
@@ -48,8 +56,20 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "muon-speculators": ("speculators", []),
     "muon-ours": ("ours", [*_ALIKE, "optimizer.name=muon", "optimizer.weight_decay=0.1"]),
     "defaults-ours": ("ours", []),
+    "muon-copied-ours": (
+        "ours",
+        ["model.lm_head=copied", "optimizer.name=muon", "optimizer.learning_rate=1.0e-3"],
+    ),
 }
-MEASURE = ["train.loss=kl", "train.ttt_steps=3", "train.step_decay=1.0"]
+MEASURE = [
+    "train.loss=kl",
+    "train.ttt_steps=3",
+    "train.step_decay=1.0",
+    "train.autocast=float32",
+    "train.attention=plain",
+    "train.compile=false",
+]
+_measuring = threading.Lock()
 
 
 def prepare(dataset: Dataset, folder: Path) -> float:
@@ -65,20 +85,18 @@ def train_theirs(
     arguments: argparse.Namespace, dataset: Dataset, out: Path, seed: int, words: list[str]
 ) -> dict[str, Any]:
     """A run of their trainer; where its draft is and what it took."""
-    rows = arguments.folder / "rows"
-    ratio = prepare(dataset, rows)
     out.mkdir(parents=True, exist_ok=True)
     metrics = out / "metrics.jsonl"
     settings = {
         "verifier-name-or-path": arguments.model,
-        "data-path": rows,
-        "train-data-ratio": ratio,
+        "data-path": arguments.folder / "rows",
+        "train-data-ratio": arguments.ratio,
         "hidden-states-backend": "eagle3data",
         "eagle3data-url": dataset.url,
         "on-missing": "raise",
         "draft-vocab-size": arguments.draft_vocab,
         "total-seq-len": arguments.budget,
-        "hidden-states-dtype": "float32",
+        "hidden-states-dtype": precision(),
         "save-path": out / "checkpoints",
         "log-dir": out / "logs",
         "max-steps": arguments.steps,
@@ -90,7 +108,7 @@ def train_theirs(
         command += [f"--{name}", str(value)]
     # Their loop begins every epoch that it was told of, even when the steps are done.
     epochs = epochs_of(dataset, arguments)
-    run("benchmarks.speculators_on_cpu", [metrics, *command, "--epochs", epochs], out)
+    run("benchmarks.speculators_trainer", [metrics, *command, "--epochs", epochs], out)
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     steps = [line for line in lines if line["kind"] == "train"]
     tokens = [one["profile"]["tokens_per_s"] * one["profile"]["step_ms"] / 1e3 for one in steps]
@@ -125,7 +143,8 @@ def train_ours(
         f"data.token_budget={arguments.budget}",
         f"train.max_steps={arguments.steps}",
         f"train.eval_every={arguments.steps}",
-        "train.autocast=float32",
+        f"train.autocast={precision()}",
+        "train.compile=false",
         f"train.seed={seed}",
     ]
     run("benchmarks.trainers", ["--ours", dataset.url, arguments.model, out, *settings], out)
@@ -161,8 +180,8 @@ def measure(url: str, model: str, draft: str, budget: int) -> dict[str, Any]:
     from eagle3data.trainer.inputs import gather
     from eagle3data.trainer.learner import Learner
 
-    settings = [*MEASURE, f"data.token_budget={budget}", "train.autocast=float32"]
-    config = load_config(None, [*settings, f"model.init_from={draft}"])
+    settings = [*MEASURE, f"data.token_budget={budget}", f"model.init_from={draft}"]
+    config = load_config(None, settings)
     inputs = gather(url, model, config)
     held_out = inputs.held_out()
     if held_out is None:
@@ -170,10 +189,15 @@ def measure(url: str, model: str, draft: str, budget: int) -> dict[str, Any]:
     return Learner(inputs.subject, config).measure(held_out)
 
 
-def accepted(model: str, draft: str, questions: Path) -> float:
+def precision() -> str:
+    """Dtype of matrix products in training, of both trainers."""
+    return "bfloat16" if torch.accelerator.is_available() else "float32"
+
+
+def accepted(arguments: argparse.Namespace, draft: str) -> float:
     """Tokens that a step of vLLM yields with a draft, greedy, three tokens drafted."""
-    words = ["evaluate", draft, "--model", model, "--prompts", questions, "--max-new-tokens", 64]
-    words += ["--dtype", "float32", "--no-compare", "--json"]
+    words = ["evaluate", draft, "--model", arguments.model, "--prompts", arguments.questions]
+    words += ["--dtype", precision(), "--no-compare", "--json", *arguments.evaluate]
     done = subprocess.run(
         [sys.executable, "-m", "eagle3data.cli.main", *map(str, words)],
         stdout=subprocess.PIPE,
@@ -228,6 +252,42 @@ def main(words: list[str]) -> None:
         url, model, out, *settings = words[1:]
         train(url, model, out, load_config(None, settings))
         return
+    arguments = parse(words)
+    dataset = open_dataset(arguments.states)
+    arguments.ratio = prepare(dataset, arguments.folder / "rows")
+    cases = list(itertools.product(arguments.seeds, arguments.runs))
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        figures = list(pool.map(lambda case: compare(arguments, dataset, *case), cases))
+    print(table(figures))
+
+
+def compare(
+    arguments: argparse.Namespace, dataset: Dataset, seed: int, name: str
+) -> dict[str, Any]:
+    """One training and what its draft is worth; what was found before is not done again."""
+    trainer, settings = RUNS[name]
+    out = arguments.folder / f"{name}-{seed}"
+    done = out / "figures.json"
+    if not done.exists():
+        train = {"ours": train_ours, "speculators": train_theirs}[trainer]
+        began = time.perf_counter()
+        made = train(arguments, dataset, out, seed, settings)
+        made["seconds"] = time.perf_counter() - began
+        with _measuring:
+            held_out = measure(dataset.url, arguments.model, made["draft"], arguments.budget)
+        found = {"run": name, "seed": seed, **made, "held_out": held_out}
+        done.write_text(json.dumps(found, indent=2) + "\n")
+    found = json.loads(done.read_text())
+    if arguments.questions and "accepted" not in found:
+        found["accepted"] = accepted(arguments, found["draft"])
+        done.write_text(json.dumps(found, indent=2) + "\n")
+    print(name, seed, f"{found['held_out']['loss']:.3f}", found.get("accepted", ""), flush=True)
+    return dict(found)
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Read the command line; what follows `--` is kept for `evaluate`."""
+    own, evaluate = split_words(words)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("states")
     parser.add_argument("--model", required=True)
@@ -238,29 +298,17 @@ def main(words: list[str]) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--questions", type=Path, help="JSONL of prompts: let vLLM draft too")
     parser.add_argument("--runs", nargs="+", choices=list(RUNS), default=list(RUNS))
-    arguments = parser.parse_args(words)
-    dataset = open_dataset(arguments.states)
-    how = {"ours": train_ours, "speculators": train_theirs}
-    figures = []
-    for seed, name in itertools.product(arguments.seeds, arguments.runs):
-        trainer, settings = RUNS[name]
-        out = arguments.folder / f"{name}-{seed}"
-        done = out / "figures.json"
-        if not done.exists():
-            began = time.perf_counter()
-            made = how[trainer](arguments, dataset, out, seed, settings)
-            made["seconds"] = time.perf_counter() - began
-            made["held_out"] = measure(
-                dataset.url, arguments.model, made["draft"], arguments.budget
-            )
-            done.write_text(json.dumps({"run": name, "seed": seed, **made}, indent=2) + "\n")
-        found = json.loads(done.read_text())
-        if arguments.questions and "accepted" not in found:
-            found["accepted"] = accepted(arguments.model, found["draft"], arguments.questions)
-            done.write_text(json.dumps(found, indent=2) + "\n")
-        figures.append(found)
-        print(name, seed, f"{figures[-1]['held_out']['loss']:.3f}", flush=True)
-    print(table(figures))
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    found = parser.parse_args(own)
+    found.evaluate = evaluate
+    return found
+
+
+def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """A program's own words, and those after `--`."""
+    own = list(words)
+    at = own.index("--") if "--" in own else len(own)
+    return own[:at], own[at + 1 :]
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ def test_each_copy_is_shifted_where_its_name_says(tmp_path: Path) -> None:
     right = open_dataset(str(small.data_set(tmp_path / "states", target, samples=5)))
     for variant in VARIANTS:
         url = str(tmp_path / variant.name)
-        write_copy(right, variant, url, samples=3)
-        write_copy(right, variant, url, samples=3)  # there already
+        write_copy(right.url, variant, url, samples=3)
+        write_copy(right.url, variant, url, samples=3)  # there already
         copy = open_dataset(url)
         assert copy.index["sample_id"].to_pylist() == ["s0", "s1", "s2"]
         assert copy.index["split"].to_pylist() == ["eval", "train", "train"]
