@@ -82,3 +82,16 @@ def test_no_torch_to_inspect(statement: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_help_waits_for_nothing_heavy() -> None:
+    probe = """
+import sys, typer
+from eagle3data.cli.main import COMMANDS, app
+group = typer.main.get_command(app)
+assert "eagle3data.cli.import_" not in sys.modules, "a command was built that nobody asked for"
+assert [group.commands[name].name for name in COMMANDS] == list(COMMANDS)
+print({"numpy", "pyarrow", "pydantic", "fsspec", "torch"} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-import numpy.typing as npt
 import typer
 
 from eagle3data.cli import options as o
 from eagle3data.cli.console import out, print_json, progress
 from eagle3data.schema.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _FORMATS = ("speculators", "specforge")
 
@@ -84,6 +85,7 @@ def final_norm(
     Raises:
         InputError: no such model, or none whose norm is found.
     """
+    import numpy as np
     import torch
 
     from eagle3data.schema.sample import as_float32

@@ -14,7 +14,7 @@ from eagle3data.cli import options as o
 from eagle3data.cli.console import print_json, print_pairs, progress, tell
 from eagle3data.cli.extraction import ShownExtraction, how_to_continue
 from eagle3data.cli.validate import validate
-from eagle3data.schema.manifest import NormState
+from eagle3data.schema.layers import NormState
 
 if TYPE_CHECKING:
     from eagle3data.extractor.importing import ImportReport

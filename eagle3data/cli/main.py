@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from keyword import iskeyword
 from shutil import get_terminal_size
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from eagle3data.schema.errors import Eagle3DataError
 
@@ -37,7 +39,7 @@ COMMANDS = (
     "view",
     "bench",
 )
-"""Each lives in the module of its name, whose top imports nothing heavy: `--help` is quick."""
+"""Each lives in the module of its name, and is imported when that is asked for."""
 
 _EXTRA_OF = {
     "torch": "transformers",
@@ -106,9 +108,43 @@ def _version(value: bool) -> None:
 _FRAMES_FROM = 64
 """Columns; in narrower windows help in frames loses words, so it is plain there, and wraps."""
 _columns = get_terminal_size().columns
+_markup: Literal["rich"] | None = "rich" if _columns >= _FRAMES_FROM else None
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name; each is built when it is asked for, so that none waits for others."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        return _command(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class _Group(TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = _Commands()
+
+
+@cache
+def _command(name: str) -> Any:
+    python_name = name.replace("-", "_") + "_" * iskeyword(name)
+    module = import_module(f"eagle3data.cli.{python_name}")
+    alone = typer.Typer(add_completion=False, rich_markup_mode=_markup)
+    alone.command(name=name)(reported(getattr(module, python_name)))
+    return typer.main.get_command(alone)
+
+
 app = typer.Typer(
+    cls=_Group,
     no_args_is_help=True,
-    rich_markup_mode="rich" if _columns >= _FRAMES_FROM else None,
+    rich_markup_mode=_markup,
     context_settings={} if _columns >= _FRAMES_FROM else {"terminal_width": _columns},
     pretty_exceptions_enable=False,
     help="The data layer of EAGLE-3 training: extract, check, stream and train on hidden states.",
@@ -122,12 +158,6 @@ def _root(
     ] = False,
 ) -> None:
     """Handle the options that go before a command."""
-
-
-for _name in COMMANDS:
-    _python_name = _name.replace("-", "_") + "_" * iskeyword(_name)
-    _module = import_module(f"eagle3data.cli.{_python_name}")
-    app.command(name=_name)(reported(getattr(_module, _python_name)))
 
 
 if __name__ == "__main__":

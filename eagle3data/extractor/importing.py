@@ -27,8 +27,7 @@ from eagle3data.interop.source import Entry, SourceFacts, SourceOptions, StateSo
 from eagle3data.schema.digest import sample_digest
 from eagle3data.schema.errors import InputError, LayerError, SampleError
 from eagle3data.schema.index import PROMPTS_SCHEMA
-from eagle3data.schema.layers import Numbering, default_layers, to_canonical
-from eagle3data.schema.manifest import NormState
+from eagle3data.schema.layers import NormState, Numbering, default_layers, to_canonical
 from eagle3data.schema.target import describe_target
 from eagle3data.storage.ledger import read_ledger, record_failure
 from eagle3data.storage.root import Root

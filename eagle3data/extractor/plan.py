@@ -13,8 +13,8 @@ from eagle3data.schema.axis import SizeArithmetic, TokenAxis, choose_axis
 from eagle3data.schema.digest import tokens_crc32c
 from eagle3data.schema.errors import InputError, MismatchError
 from eagle3data.schema.index import list_values, plan_digest, plan_rows
-from eagle3data.schema.layers import Numbering
-from eagle3data.schema.manifest import Manifest, NormState
+from eagle3data.schema.layers import NormState, Numbering
+from eagle3data.schema.manifest import Manifest
 
 
 @dataclass(frozen=True)

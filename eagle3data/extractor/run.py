@@ -33,8 +33,7 @@ from eagle3data.schema.errors import (
     InputError,
     SpaceError,
 )
-from eagle3data.schema.layers import Numbering
-from eagle3data.schema.manifest import NormState
+from eagle3data.schema.layers import NormState, Numbering
 from eagle3data.schema.target import checkpoint_dtype
 from eagle3data.storage import layout
 from eagle3data.storage.claims import Claims

@@ -27,7 +27,7 @@ from eagle3data.interop.opened import SourceOfSamples, Stored
 from eagle3data.interop.source import Entry, SourceFacts, SourceOptions, Tokens
 from eagle3data.interop.source_files import open_file, read_range, unreadable
 from eagle3data.schema.errors import InputError
-from eagle3data.schema.manifest import NormState
+from eagle3data.schema.layers import NormState
 
 INDEX, MANIFEST = "samples.idx", "manifest.json"
 _VERSION = 2

@@ -21,7 +21,7 @@ from eagle3data.interop.source import Entry, SourceFacts, SourceOptions, Tokens
 from eagle3data.interop.source_files import files_below, root_of
 from eagle3data.interop.specforge import ONE_SLOT, row_of
 from eagle3data.interop.torch_file import tensors, values
-from eagle3data.schema.manifest import NormState
+from eagle3data.schema.layers import NormState
 
 _NEEDED = ("input_ids", "loss_mask", "hidden_state")
 

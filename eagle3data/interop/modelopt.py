@@ -36,7 +36,7 @@ from eagle3data.interop.source import Entry, SourceFacts, SourceOptions, Tokens
 from eagle3data.interop.source_files import files_below, root_of
 from eagle3data.interop.specforge import ONE_SLOT
 from eagle3data.interop.torch_file import tensors, values
-from eagle3data.schema.manifest import NormState
+from eagle3data.schema.layers import NormState
 
 NEEDED = ("input_ids", "hidden_states")
 _NOT_DUMPS = re.compile(r"eval_rank_\d+\.pt|token_freq\.pt|vocab_mapping\.pt")

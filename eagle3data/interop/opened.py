@@ -13,7 +13,7 @@ import numpy.typing as npt
 from eagle3data.interop import refusals
 from eagle3data.interop.source import Entry, SourceFacts, Tokens
 from eagle3data.schema.errors import InputError, SampleError
-from eagle3data.schema.manifest import NormState
+from eagle3data.schema.layers import NormState
 
 _TRIED = 256
 """Files that are opened in search of a good one before the source is given up."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from eagle3data.schema.manifest import NormState
+from eagle3data.schema.layers import NormState
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ from eagle3data.interop.source import Entry, SourceFacts, SourceOptions, Tokens
 from eagle3data.interop.source_files import files_below, root_of
 from eagle3data.interop.torch_file import tensors, values
 from eagle3data.schema.errors import SampleError
-from eagle3data.schema.manifest import NormState
+from eagle3data.schema.layers import NormState
 
 NAME = re.compile(r"data_(\d+)\.ckpt(\.gz)?")
 GROUP = re.compile(r"rows_\d+-\d+")

@@ -30,7 +30,7 @@ from eagle3data.interop.opened import SourceOfSamples, Stored
 from eagle3data.interop.safetensors_file import SafetensorsFile
 from eagle3data.interop.source import Entry, SourceFacts, SourceOptions, Tokens
 from eagle3data.schema.errors import InputError, SampleError
-from eagle3data.schema.manifest import NormState
+from eagle3data.schema.layers import NormState
 
 NAME = re.compile(r"hs_(\d+)\.safetensors")
 FP8 = "float8_e4m3fn"

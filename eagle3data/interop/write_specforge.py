@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from eagle3data.interop.exporting import ExportedSet, Progress, begin, write_missing
 from eagle3data.schema.errors import InputError
-from eagle3data.schema.manifest import Manifest, NormState
+from eagle3data.schema.layers import NormState
+from eagle3data.schema.manifest import Manifest
 from eagle3data.schema.sample import Sample
 from eagle3data.storage.local import Buffer
 

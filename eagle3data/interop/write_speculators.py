@@ -28,7 +28,8 @@ from eagle3data.interop.exporting import (
 )
 from eagle3data.interop.training_order import TrainingOrder
 from eagle3data.schema.errors import InputError
-from eagle3data.schema.manifest import Manifest, NormState, StorageDtype
+from eagle3data.schema.layers import NormState
+from eagle3data.schema.manifest import Manifest, StorageDtype
 from eagle3data.schema.sample import Sample
 from eagle3data.storage.local import Buffer
 

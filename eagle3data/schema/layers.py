@@ -24,6 +24,13 @@ class Numbering(StrEnum):
     HUGGINGFACE = "huggingface"
 
 
+class NormState(StrEnum):
+    """Whether the final layer was kept before (`pre`) or after (`post`) the final norm."""
+
+    PRE = "pre"
+    POST = "post"
+
+
 _OFFSET_TO_CANONICAL = {
     Numbering.CANONICAL: 0,
     Numbering.VLLM: 0,

@@ -17,7 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from eagle3data.schema.axis import SizeArithmetic, TokenAxis, choose_axis
 from eagle3data.schema.digest import json_digest
 from eagle3data.schema.errors import InputError, LayerError, ManifestError
-from eagle3data.schema.layers import Numbering, default_layers, missing_final_layer, parse_layers
+from eagle3data.schema.layers import (
+    NormState,
+    Numbering,
+    default_layers,
+    missing_final_layer,
+    parse_layers,
+)
 
 FORMAT: Final = "eagle3data"
 MAJOR, MINOR = 1, 0
@@ -46,13 +52,6 @@ class Codec(StrEnum):
     NONE = "none"
     LZ4 = "lz4"
     PCODEC = "pcodec"
-
-
-class NormState(StrEnum):
-    """Whether the final layer was kept before (`pre`) or after (`post`) the final norm."""
-
-    PRE = "pre"
-    POST = "post"
 
 
 # Strict models take enums only as enums; JSON brings strings.

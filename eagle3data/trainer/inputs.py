@@ -12,9 +12,9 @@ import torch
 from eagle3data.readers.dataset import Dataset, open_dataset
 from eagle3data.readers.loader import StreamingLoader
 from eagle3data.schema.errors import InputError
-from eagle3data.schema.layers import missing_final_layer
+from eagle3data.schema.layers import NormState, missing_final_layer
 from eagle3data.schema.machine import has_bfloat16_units
-from eagle3data.schema.manifest import Manifest, NormState, TargetModel
+from eagle3data.schema.manifest import Manifest, TargetModel
 from eagle3data.schema.target import describe_target, model_folder, text_config
 from eagle3data.storage.model_weights import TargetHead, load_embeddings, load_head
 from eagle3data.trainer.attention import SMALLEST_HEAD

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from eagle3data.schema.manifest import Manifest, NormState
+from eagle3data.schema.layers import NormState
+from eagle3data.schema.manifest import Manifest
 from eagle3data.validation import next_token
 from eagle3data.validation.findings import REPAIR, Finding
 from eagle3data.validation.layer_views import LayerView, index_texts

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from eagle3data.readers.dataset import Dataset
 from eagle3data.schema.errors import CorruptionError, InputError
-from eagle3data.schema.manifest import Manifest, NormState, StorageDtype
+from eagle3data.schema.layers import NormState
+from eagle3data.schema.manifest import Manifest, StorageDtype
 from eagle3data.schema.sample import Sample, as_float32
 from eagle3data.validation.compared_layer import ComparedLayer
 from eagle3data.validation.findings import Finding

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from eagle3data.schema.manifest import Manifest, NormState
+from eagle3data.schema.layers import NormState
+from eagle3data.schema.manifest import Manifest
 from eagle3data.validation.row_errors import LIMIT, NEARER, RowErrors, distance
 
 if TYPE_CHECKING:

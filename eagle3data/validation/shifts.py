@@ -17,7 +17,7 @@ import numpy as np
 from eagle3data.readers.dataset import Dataset
 from eagle3data.schema.errors import CorruptionError
 from eagle3data.schema.index import list_values
-from eagle3data.schema.manifest import NormState
+from eagle3data.schema.layers import NormState
 from eagle3data.storage import layout
 from eagle3data.storage.arrays import chunk_codec
 from eagle3data.validation import next_token, token_identity

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from eagle3data.schema.errors import CorruptionError
-from eagle3data.schema.manifest import NormState
+from eagle3data.schema.layers import NormState
 from eagle3data.validation import witness
 from eagle3data.validation.findings import REPAIR, Finding
 from eagle3data.validation.measured import Witnesses

@@ -12,7 +12,7 @@ import torch
 from eagle3data.interop.choice import open_source
 from eagle3data.interop.source import SourceOptions
 from eagle3data.schema.errors import InputError
-from eagle3data.schema.manifest import NormState
+from eagle3data.schema.layers import NormState
 from tests.interop.layouts import HIDDEN, SLOTS, samples, write_deepspec
 from tests.interop.reading import check_equal, cut, opened, refusal_of, refusals
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eagle3data.schema.manifest import NormState
+from eagle3data.schema.layers import NormState
 from tests.interop.layouts import (
     SLOTS,
     Wanted,

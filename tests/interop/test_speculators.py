@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eagle3data.schema.errors import InputError
-from eagle3data.schema.manifest import NormState
+from eagle3data.schema.layers import NormState
 from tests.interop.layouts import LENGTHS, SLOTS, Wanted, samples, write_arrow, write_speculators
 from tests.interop.reading import check_equal, cut, opened, refusal_of, refusals
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from eagle3data.schema.errors import InputError
-from eagle3data.schema.manifest import NormState
+from eagle3data.schema.layers import NormState
 from tests.interop.layouts import (
     HIDDEN,
     SLOTS,

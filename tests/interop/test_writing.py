@@ -15,7 +15,8 @@ from eagle3data.interop import write_specforge, write_speculators
 from eagle3data.interop.training_order import TrainingOrder
 from eagle3data.readers.dataset import Dataset, open_dataset
 from eagle3data.schema.errors import InputError
-from eagle3data.schema.manifest import Manifest, NormState, StorageDtype
+from eagle3data.schema.layers import NormState
+from eagle3data.schema.manifest import Manifest, StorageDtype
 from tests.interop.reading import opened
 from tests.support import HIDDEN, random_samples, small_manifest, write_set
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from eagle3data.schema.errors import InputError
-from eagle3data.schema.manifest import NormState, StorageDtype
+from eagle3data.schema.layers import NormState
+from eagle3data.schema.manifest import StorageDtype
 from eagle3data.validation.compared_layer import ComparedLayer, stretches
 from eagle3data.validation.recompute import choose
 from eagle3data.validation.recomputed import Recomputed
