@@ -2,7 +2,8 @@
 
 `rows_a-b/data_{row}.ckpt`, 2,000 files a folder; rows are positions of the data set. SpecForge's
 head has no norm, so it needs the final layer after it: a set that keeps it before needs the
-target's norm to be applied on the way.
+target's norm to be applied on the way. Its head and its draft are bfloat16 and multiply states of
+no other dtype, so float16 is rounded.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def features_of(sample: Sample, norm: Norm | None) -> dict[str, Any]:
 
     Returns:
         `input_ids` and `loss_mask` `[T]` int64, `aux_hidden_state` `[1, T, aux * H]` and
-        `hidden_state` `[1, T, H]` in the stored dtype.
+        `hidden_state` `[1, T, H]` bfloat16.
     """
     import torch
 
@@ -124,8 +125,9 @@ def _encoded(sample: Sample, norm: Norm | None) -> Sequence[Buffer]:
 
 
 def _tensor(states: npt.NDArray[Any]) -> Any:
-    """States with a batch axis; uint16 is bfloat16 by its bits."""
+    """States with a batch axis in bfloat16, which uint16 is by its bits."""
     import torch
 
     tensor = torch.from_numpy(np.ascontiguousarray(states))
-    return (tensor.view(torch.bfloat16) if states.dtype == np.uint16 else tensor)[None]
+    is_bfloat16 = states.dtype == np.uint16
+    return (tensor.view(torch.bfloat16) if is_bfloat16 else tensor.to(torch.bfloat16))[None]
