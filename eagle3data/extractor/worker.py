@@ -37,7 +37,7 @@ from eagle3data.writers.write_queue import WriteQueue
 
 QUEUE_BYTES = 1 << 30
 """States that may wait for the disk; an engine that computes is slowed beyond that."""
-IMPORT_QUEUE_BYTES = 128 << 20
+IMPORT_QUEUE_BYTES = 64 << 20
 """What only reads is ahead of the disk always; more than keeps the writers busy is no use."""
 _SAMPLES_AT_ONCE = 8
 _CORES_A_SAMPLE = 4

@@ -24,8 +24,8 @@ from eagle3data.schema.manifest import StorageDtype
 from eagle3data.writers.casting import cast_into
 
 _MAX_THREADS = 8
-_AHEAD_BYTES = 32 << 20
-"""States that are read at a time, for each thread; one sample may be larger."""
+_AHEAD_BYTES = 128 << 20
+"""States that are read at a time; one sample may be larger."""
 _SPARE_BYTES = 256 << 20
 """Memory that is kept for the samples to come."""
 
@@ -62,19 +62,20 @@ class ImportEngine:
         self._wanted = np.dtype(
             np.float16 if asked.storage_dtype is StorageDtype.FLOAT16 else np.uint16
         )
-        self._threads = min(_MAX_THREADS, os.cpu_count() or 1)
-        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="eagle3data-import")
+        threads = min(_MAX_THREADS, os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="eagle3data-import")
+        # Few large samples are in hand at a time: their layers are what keeps the cores busy.
+        self._copiers = ThreadPoolExecutor(threads, thread_name_prefix="eagle3data-copy")
         self._memory = LentMemory(_SPARE_BYTES)
 
     def capture(self, groups: Iterable[Sequence[Request] | None]) -> Iterator[Captured]:
         """Read the samples of shard after shard; a bounded number of bytes is read ahead."""
-        window = self._threads * _AHEAD_BYTES
         running: dict[Future[Captured], int] = {}
         for group in groups:
             waiting = deque(group or ())
             while waiting or (group is None and running):
                 while waiting and (
-                    not running or sum(running.values()) + self._nbytes(waiting[0]) <= window
+                    not running or sum(running.values()) + self._nbytes(waiting[0]) <= _AHEAD_BYTES
                 ):
                     request = waiting.popleft()
                     running[self._pool.submit(self._captured, request)] = self._nbytes(request)
@@ -85,6 +86,7 @@ class ImportEngine:
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown(cancel_futures=True)
+        self._copiers.shutdown()
 
     def _nbytes(self, request: Request) -> int:
         """Of its states, as they are stored."""
@@ -130,16 +132,13 @@ class ImportEngine:
         shape = (len(slots), len(request.input_ids), self._asked.hidden_size)
         memory = self._memory.take(self._nbytes(request))
         layers: npt.NDArray[Any] = np.ndarray(shape, self._wanted, memory.data)
-        found = {
-            layer: cast_into(states, out)
-            for (layer, states), out in zip(slots.items(), layers, strict=True)
-        }
+        found = self._copiers.map(cast_into, slots.values(), layers)
         return Captured(
             request=request,
             hidden_states=dict(zip(slots, layers, strict=True)),
             witness_token=None,
             witness_logprob=None,
-            statistics=found,
+            statistics=dict(zip(slots, found, strict=True)),
             release=partial(self._memory.give_back, memory),
         )
 
