@@ -174,19 +174,20 @@ def run(module: str, words: list[Any], out: Path) -> None:
         sys.exit(f"{module} failed; see {out / 'log.txt'}")
 
 
-def measure(url: str, model: str, draft: str, budget: int) -> dict[str, Any]:
+def measure(arguments: argparse.Namespace, url: str, draft: str) -> dict[str, Any]:
     """A draft's figures on the held-out samples, whoever trained it."""
     from eagle3data.trainer.config import load_config
     from eagle3data.trainer.inputs import gather
     from eagle3data.trainer.learner import Learner
 
-    settings = [*MEASURE, f"data.token_budget={budget}", f"model.init_from={draft}"]
+    settings = [*MEASURE, f"data.token_budget={arguments.budget}", f"model.init_from={draft}"]
     config = load_config(None, settings)
-    inputs = gather(url, model, config)
+    inputs = gather(url, arguments.model, config)
     held_out = inputs.held_out()
     if held_out is None:
         sys.exit(f"{url} holds nothing out")
-    return Learner(inputs.subject, config).measure(held_out)
+    packs = itertools.islice(held_out, arguments.held_out_packs)
+    return Learner(inputs.subject, config).measure(packs)
 
 
 def precision() -> str:
@@ -274,7 +275,7 @@ def compare(
         made = train(arguments, dataset, out, seed, settings)
         made["seconds"] = time.perf_counter() - began
         with _measuring:
-            held_out = measure(dataset.url, arguments.model, made["draft"], arguments.budget)
+            held_out = measure(arguments, dataset.url, made["draft"])
         found = {"run": name, "seed": seed, **made, "held_out": held_out}
         done.write_text(json.dumps(found, indent=2) + "\n")
     found = json.loads(done.read_text())
@@ -295,6 +296,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--budget", type=int, default=512)
     parser.add_argument("--draft-vocab", type=int, default=4096)
+    parser.add_argument("--held-out-packs", type=int, help="measure on so many, not on all")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--questions", type=Path, help="JSONL of prompts: let vLLM draft too")
     parser.add_argument("--runs", nargs="+", choices=list(RUNS), default=list(RUNS))

@@ -15,13 +15,14 @@ import pyarrow.compute as pc
 
 from eagle3data.readers.index import Index, read_index, read_index_of
 from eagle3data.readers.sample_cache import ChunkReader, SampleCache
+from eagle3data.readers.stored import Stored
 from eagle3data.schema.digest import json_digest
 from eagle3data.schema.errors import CorruptionError, InputError
 from eagle3data.schema.index import list_values
 from eagle3data.schema.sample import Sample
 from eagle3data.schema.statistics import LayerStatistics
 from eagle3data.storage import layout
-from eagle3data.storage.arrays import chunk_codec, states_dtype
+from eagle3data.storage.arrays import chunk_codec, fill_of, states_dtype
 from eagle3data.storage.cache_folder import CacheFolder
 from eagle3data.storage.parallel import run_all
 from eagle3data.storage.root import Root
@@ -67,6 +68,7 @@ class Dataset:
         self._axis = self.manifest.storage.axis
         self._show(read_index(root))
         self.shard_reader = lru_cache(maxsize=_OPEN_SHARDS)(self._open_shard)
+        self._row_kind = lru_cache(maxsize=None)(self._find_row_kind)
         self.cache = self._open_cache(cache, cache_bytes)
 
     def _show(self, found: Index) -> None:
@@ -272,6 +274,36 @@ class Dataset:
             reader.will_read(wanted)
             reader.read(wanted, out, sample_id, verify=verify)
 
+    def stored(self, array: str, position: int) -> Stored | None:
+        """A sample's chunks as they lie on a local disk, if they can be gathered with others'.
+
+        None where they are compressed, too large, far away or not as the index says: such a
+        sample is read by itself, which says what is wrong with it.
+        """
+        length, offset = int(self._lengths[position]), int(self._offsets[position])
+        chunks = self._axis.chunks_of(offset, length)
+        if self.cache is not None or not self.root.is_local:
+            return None
+        if length < 1 or chunks.stop > self._axis.chunks_per_shard:
+            return None
+        try:
+            found = self.shard_reader(array, self._axis.shard_of(offset)).side_by_side(
+                chunks, length
+            )
+        except CorruptionError:
+            return None
+        if found is None:
+            return None
+        row_bytes, fill = self._row_kind(array)
+        used = (length - (len(chunks) - 1) * self._axis.chunk_tokens) * row_bytes
+        return Stored(found, used, fill)
+
+    def _find_row_kind(self, array: str) -> tuple[int, bytes]:
+        """Bytes of a row as it is stored uncompressed, and those of the fill value."""
+        codec = chunk_codec(self.manifest, array)
+        fill = np.array(fill_of(self.manifest, array), codec.dtype)
+        return codec.raw_bytes // codec.shape[0], fill.tobytes()
+
     def _pieces(
         self, array: str, position: int, out: npt.NDArray[Any], total: int, *, verify: bool
     ) -> list[Callable[[], None]]:
@@ -358,6 +390,17 @@ class Dataset:
                     shard=self.shard_of(position),
                     sample_id=self.sample_id(position),
                 )
+        return ids, mask
+
+    def stated_tokens(
+        self, positions: Sequence[int]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+        """Ids and masks of some samples as the index says, one's after the other's."""
+        # Row by row: pyarrow's `take` would join the whole column's parts first.
+        ids, mask = (
+            np.concatenate([list_values(column, position) for position in positions])
+            for column in (self.index["input_ids"], self.index["loss_mask"])
+        )
         return ids, mask
 
     def stated_statistics(self, position: int, layer: int) -> LayerStatistics | None:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle3data.readers.dataset import Dataset
+from eagle3data.readers.stored import Stored
 from eagle3data.schema.errors import InputError
 from eagle3data.schema.manifest import Manifest
 from eagle3data.schema.statistics import LayerStatistics
@@ -156,6 +157,30 @@ class Documents:
             out,
             verify=verify,
         )
+
+    def stored(self, array: str, document: int) -> Stored | None:
+        """A document as it lies on a local disk, where it can be gathered with others.
+
+        None of a piece of a sample, and where `Dataset.stored` says so.
+
+        Args:
+            array: a name as in `layout.array_names`.
+            document: which.
+        """
+        if self.is_piece(document):
+            return None
+        return self.dataset(document).stored(array, self.row(document))
+
+    def stated_tokens(
+        self, documents: Sequence[int]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]] | None:
+        """Ids and masks of whole samples as the index says, one's after the other's.
+
+        None where they are of several data sets.
+        """
+        if len(set(self._set[documents].tolist())) > 1:
+            return None
+        return self.dataset(documents[0]).stated_tokens(self._row[documents].tolist())
 
     def read_tokens(
         self, document: int, *, verify: bool = True

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import partial
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 
 from eagle3data.readers.batch import Batch
 from eagle3data.readers.documents import Documents
+from eagle3data.readers.gathering import gather
 from eagle3data.readers.host_buffers import HostBuffers
 from eagle3data.readers.sample_cache import CacheCounts
 from eagle3data.schema.errors import CorruptionError
@@ -24,6 +25,15 @@ from eagle3data.storage import layout
 Verify = Literal["states", "bytes", "none"]
 
 _TORCH_DTYPE = {StorageDtype.FLOAT16: torch.float16, StorageDtype.BFLOAT16: torch.bfloat16}
+
+
+_GROUP_BYTES = 4 << 20
+"""Of a layer, read in one go: more leaves a core's caches before its checksum is taken."""
+_TOKENS_OF = 64
+"""Members whose ids and masks are read in one go."""
+
+Failure = tuple[int, CorruptionError]
+"""A member's place in its batch, and what is wrong with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +78,41 @@ class Reading:
                 sample_id=documents.sample_id(document),
             )
 
+    def gathered_states(self, layer: int, documents: Sequence[int], out: npt.NDArray[Any]) -> bool:
+        """Read one layer of some documents into `[T, H]`, one after the other, by few calls.
+
+        Returns:
+            Whether that could be done, and all of them are whole; else `out` means nothing.
+        """
+        return self.verify != "states" and self._gathered(
+            layout.states_array(layer), documents, out
+        )
+
+    def gathered_tokens(
+        self, documents: Sequence[int], ids: npt.NDArray[np.int32], mask: npt.NDArray[np.uint8]
+    ) -> bool:
+        """Read ids and masks of some documents into `[T]` each, one after the other, by few calls.
+
+        Returns:
+            Whether that could be done, and they are whole and the index's; else they mean nothing.
+        """
+        stated = self.documents.stated_tokens(documents)
+        return (
+            stated is not None
+            and self._gathered(layout.INPUT_IDS, documents, ids)
+            and self._gathered(layout.LOSS_MASK, documents, mask)
+            and np.array_equal(ids, stated[0])
+            and np.array_equal(mask, stated[1])
+        )
+
+    def _gathered(self, array: str, documents: Sequence[int], out: npt.NDArray[Any]) -> bool:
+        stored = []
+        for document in documents:
+            if (one := self.documents.stored(array, document)) is None:
+                return False
+            stored.append(one)
+        return gather(stored, out, verify=self.verify != "none")
+
     def tokens(
         self, document: int, ids: npt.NDArray[np.int32], mask: npt.NDArray[np.uint8]
     ) -> None:
@@ -110,19 +155,46 @@ class Filling:
         lengths = [reading.documents.length(document) for document in members]
         self._bounds: list[int] = [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
         self.tokens = self._bounds[-1]
-        self._work = [
-            [pool.submit(work) for work in self._reads(at, document)]
-            for at, document in enumerate(members)
+        row_bytes = states[0, 0].nbytes
+        self._work: list[Future[list[Failure]]] = [
+            pool.submit(self._read_layer, layer, group)
+            for group in _groups([length * row_bytes for length in lengths])
+            for layer in range(len(states))
+        ]
+        everything = range(len(members))
+        self._work += [
+            pool.submit(self._read_tokens, everything[first : first + _TOKENS_OF])
+            for first in range(0, len(members), _TOKENS_OF)
         ]
         self._rest = [pool.submit(_clear, layer[self.tokens :]) for layer in states]
 
-    def _reads(self, at: int, document: int) -> list[Callable[[], None]]:
-        rows = slice(self._bounds[at], self._bounds[at + 1])
-        reads = [
-            partial(self._reading.states, layer, document, states[rows])
-            for layer, states in zip(self._reading.layers, self._states, strict=True)
-        ]
-        return [*reads, partial(self._reading.tokens, document, self._ids[rows], self._mask[rows])]
+    def _read_layer(self, number: int, group: range) -> list[Failure]:
+        """Fill a layer's rows of some members; what is damaged."""
+        layer, states = self._reading.layers[number], self._states[number]
+        if len(group) > 1:
+            rows = states[self._bounds[group.start] : self._bounds[group.stop]]
+            documents = [self._members[at] for at in group]
+            if self._reading.gathered_states(layer, documents, rows):
+                return []
+        return _failures(
+            group, lambda at: self._reading.states(layer, self._members[at], states[self._rows(at)])
+        )
+
+    def _read_tokens(self, group: range) -> list[Failure]:
+        """Fill ids and masks of some members; what is damaged."""
+        rows = slice(self._bounds[group.start], self._bounds[group.stop])
+        documents = [self._members[at] for at in group]
+        if self._reading.gathered_tokens(documents, self._ids[rows], self._mask[rows]):
+            return []
+
+        def read(at: int) -> None:
+            rows = self._rows(at)
+            self._reading.tokens(self._members[at], self._ids[rows], self._mask[rows])
+
+        return _failures(group, read)
+
+    def _rows(self, at: int) -> slice:
+        return slice(self._bounds[at], self._bounds[at + 1])
 
     @property
     def is_done(self) -> bool:
@@ -141,18 +213,14 @@ class Filling:
         """
         for cleared in self._rest:
             cleared.result()
-        kept: list[int] = []
-        for at, futures in enumerate(self._work):
-            wait(futures)
-            failed = next((error for one in futures if (error := one.exception())), None)
-            if failed is None:
-                kept.append(at)
-            elif isinstance(failed, CorruptionError):
-                skip(self._members[at], failed)
-            else:
-                raise failed
-        if len(kept) < len(self._members):
-            self._close_up(kept)
+        failed: dict[int, CorruptionError] = {}
+        for work in self._work:
+            for at, error in work.result():
+                failed.setdefault(at, error)
+        for at in sorted(failed):
+            skip(self._members[at], failed[at])
+        if failed:
+            self._close_up([at for at in range(len(self._members)) if at not in failed])
         return self._assembled()
 
     def drop(self) -> None:
@@ -161,14 +229,14 @@ class Filling:
             future.cancel()
         wait(list(self._all()))
 
-    def _all(self) -> list[Future[None]]:
-        return [*(future for futures in self._work for future in futures), *self._rest]
+    def _all(self) -> Iterator[Future[Any]]:
+        return chain(self._work, self._rest)
 
     def _close_up(self, kept: Sequence[int]) -> None:
         """Move the samples that are whole together, and zero what is left over."""
         bounds = [0]
         for at in kept:
-            old = slice(self._bounds[at], self._bounds[at + 1])
+            old = self._rows(at)
             new = slice(bounds[-1], bounds[-1] + old.stop - old.start)
             if new != old:
                 for rows in (*self._states, self._ids, self._mask):
@@ -185,7 +253,7 @@ class Filling:
         documents = zeros(budget, dtype=torch.int32).fill_(-1)
         corpus = self._reading.documents
         for at, document in enumerate(self._members):
-            rows = slice(self._bounds[at], self._bounds[at + 1])
+            rows = self._rows(at)
             first = corpus.first(document)
             positions.numpy()[rows] = np.arange(first, first + rows.stop - rows.start)
             documents.numpy()[rows] = at
@@ -204,6 +272,28 @@ class Filling:
             sample_ids=[corpus.sample_id(document) for document in self._members],
             tokens=self.tokens,
         )
+
+
+def _groups(sizes: Sequence[int]) -> Iterator[range]:
+    """Members in a row whose bytes of a layer are read together; those that are large alone."""
+    first = size = 0
+    for at, own in enumerate(sizes):
+        if at > first and size + own > _GROUP_BYTES:
+            yield range(first, at)
+            first, size = at, 0
+        size += own
+    if first < len(sizes):
+        yield range(first, len(sizes))
+
+
+def _failures(group: range, read: Callable[[int], None]) -> list[Failure]:
+    failed = []
+    for at in group:
+        try:
+            read(at)
+        except CorruptionError as error:
+            failed.append((at, error))
+    return failed
 
 
 def _clear(rows: npt.NDArray[Any]) -> None:

@@ -70,6 +70,7 @@ class ShardDecoder:
         self.index = np.frombuffer(data, "<u8", count=chunks * 2).reshape(chunks, 2)
         self.checksums: dict[int, int] = {}
         self._end = size - tail
+        self._adjoins = self._plain_after_plain()
 
     def will_read(self, chunks: range) -> None:
         """Have the disk begin with some chunks; whatever is wrong with them shows in `read`."""
@@ -94,7 +95,7 @@ class ShardDecoder:
             CorruptionError: a chunk is missing, lies outside the object or is damaged. What `out`
                 holds then means nothing.
         """
-        plain = self._side_by_side(chunks, len(out), sample_id)
+        plain = self.side_by_side(chunks, len(out), sample_id)
         if plain is None:
             self.decode(self.stored(chunks, sample_id), chunks.start, out, sample_id, verify=verify)
             return
@@ -105,26 +106,36 @@ class ShardDecoder:
             raise self._corrupt("chunk_corrupt", str(error), number, sample_id) from None
         self.checksums.update(zip(chunks, stored, strict=True))
 
-    def _side_by_side(
-        self, chunks: range, rows: int, sample_id: str
+    def side_by_side(
+        self, chunks: range, rows: int, sample_id: str | None = None
     ) -> npt.NDArray[np.uint8] | None:
         """`[chunks, bytes]` of uncompressed chunks that adjoin in order; None of others.
 
         Of chunks that are missing or lie outside too: whoever reads them one by one says which.
         The last of the rows must be in the last chunk.
+
+        Raises:
+            CorruptionError: the object can't be read there.
         """
         codec, count = self._codec, len(chunks)
-        size = codec.raw_bytes + CHECKSUM_BYTES
         if codec.profile is not Codec.NONE or -(-rows // codec.shape[0]) != count or not count:
             return None
-        entries = self.index[chunks.start : chunks.stop]
-        start = int(entries[0, 0])
+        first, last = chunks.start, chunks.stop
+        size = codec.raw_bytes + CHECKSUM_BYTES
+        start, stored = self.index[first].tolist()
         stop = start + count * size
-        if stop > self._end or not (entries[:, 1] == size).all():
-            return None
-        if entries[:, 0].tolist() != list(range(start, stop, size)):
+        if stored != size or stop > self._end or self._adjoins.find(0, first + 1, last) >= 0:
             return None
         return self._bytes(start, stop, sample_id).reshape(count, size)
+
+    def _plain_after_plain(self) -> bytes:
+        """Of each chunk whether it lies behind the one before it, both of them uncompressed."""
+        size = self._codec.raw_bytes + CHECKSUM_BYTES
+        offsets, sizes = self.index[:, 0], self.index[:, 1]
+        adjoins = np.zeros(len(self.index), np.uint8)
+        plain = sizes == size
+        adjoins[1:] = plain[1:] & plain[:-1] & (offsets[1:] == offsets[:-1] + np.uint64(size))
+        return adjoins.tobytes()
 
     def decode(
         self,

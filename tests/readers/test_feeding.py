@@ -107,7 +107,7 @@ def test_what_a_thread_meets_ends_the_iteration(
     def read(*_: object, **__: object) -> None:
         raise MemoryError("no more")
 
-    monkeypatch.setattr(Dataset, "read_here", read)
+    monkeypatch.setattr(Dataset, "stored", read)
     with pytest.raises(MemoryError, match="no more"):
         next(iter(_loader(dataset)))
     assert not _load_threads()
