@@ -82,8 +82,9 @@ def train(
             run.start_or_resume()
             stopping = run.step == run.total_steps or world.any(interruption.requested)
             while not stopping:
+                asked = time.monotonic()
                 for packs in groups(run.inputs.loader, config.train.accumulation):
-                    run.train_step(packs)
+                    run.train_step(packs, waited=time.monotonic() - asked)
                     done = run.step == run.total_steps
                     best = (done or run.is_due(config.train.eval_every)) and run.evaluate()
                     stopping = done or world.any(interruption.requested)
@@ -91,6 +92,7 @@ def train(
                         run.save(best=best)
                     if stopping:
                         break
+                    asked = time.monotonic()
             return Outcome(
                 summary=run.summarise(),
                 interrupted=run.step < run.total_steps,
@@ -175,8 +177,12 @@ class Run:
             self.learner.load(*tensors)
         return saved
 
-    def train_step(self, packs: list[Batch]) -> None:
+    def train_step(self, packs: list[Batch], *, waited: float = 0.0) -> None:
         """One step of the optimiser over one or more packs.
+
+        Args:
+            packs: on any device.
+            waited: seconds that they were waited for, to be recorded.
 
         Raises:
             NonFiniteError: the loss or the gradient is not finite.
@@ -201,6 +207,7 @@ class Run:
                 "total_steps": self.total_steps,
                 "learning_rate": rate,
                 "seconds": time.monotonic() - began,
+                "waited": waited,
                 **learned,
             }
         )

@@ -37,6 +37,8 @@ DEFINITIONS = {
     "it kept, so stretches that are hard to foretell take more of the steps; of evaluations only",
     "commonest_token_accuracy": "accuracy at step 0 of always guessing the token that is most "
     "frequent among the training tokens that carry loss",
+    "seconds": "of a training step, from its packs to the new parameters",
+    "waited": "seconds before a training step that no pack was there for it",
 }
 
 _COLUMNS = (

@@ -4,8 +4,8 @@
 # QUESTIONS are what the draft will be judged by: no prompt for training shares eight words with them.
 # Each step that was finished is left as it is, so running it again goes on.
 # COUNT (20000) messages are begun, EPOCHS (4) trained; ENGINE_ARGS ("--engine-arg NAME=VALUE ...") go to
-# vLLM. REPLICAS (1) engines write and answer side by side: so small a model leaves a GPU idle. More than
-# one need ENGINE_ARGS and PROMPTS_ENGINE (JSON) with gpu_memory_utilization and kv_cache_memory_bytes.
+# vLLM. REPLICAS (1) engines write, answer and extract side by side: so small a model leaves a GPU idle. More
+# than one need ENGINE_ARGS and PROMPTS_ENGINE (JSON) with gpu_memory_utilization and kv_cache_memory_bytes.
 set -euo pipefail
 model=$1 out=$2; shift 2
 here=$(dirname "$0"); mkdir -p "$out"
@@ -30,15 +30,15 @@ answer() {
   eagle3data regenerate "$out/prompts-$1.jsonl" --model "$model" --out "$out/answers-$1.jsonl" \
     --max-new-tokens 512 --batch-size 8192 "${engine[@]}"
 }
+extract() { eagle3data extract "$out/train.arrow" --model "$model" --out "$out/states" "${engine[@]}"; }
 
 step prompts; side_by_side ask
 step regenerate; side_by_side answer
 step prepare
 answers=(); for number in $(seq "$replicas"); do answers+=("$out/answers-$number.jsonl"); done
 [ -e "$out/train.arrow" ] || eagle3data prepare "${answers[@]}" --model "$model" \
-  --out "$out/train.arrow" --eval-fraction 0.02
-step extract
-eagle3data extract "$out/train.arrow" --model "$model" --out "$out/states" "${engine[@]}"
+  --out "$out/train.arrow" --eval-fraction 0.02 --workers "$(nproc)"
+step extract; side_by_side extract
 step validate
 eagle3data validate "$out/states" --level quick
 step train

@@ -31,7 +31,7 @@ def config(*more: str) -> TrainConfig:
 def curve(out: Path) -> list[dict[str, Any]]:
     """The run's records without what differs between any two runs: the time they took."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+    return [{k: v for k, v in line.items() if k not in {"seconds", "waited"}} for line in lines]
 
 
 class Stop:

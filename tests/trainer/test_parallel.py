@@ -43,7 +43,7 @@ def torchrun(
 def curve(out: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "steps" in line]  # not what was known before the first
-    return [{k: v for k, v in line.items() if k != "seconds"} for line in steps]
+    return [{k: v for k, v in line.items() if k not in {"seconds", "waited"}} for line in steps]
 
 
 def assert_same_run(one: Path, other: Path) -> None:
