@@ -19,6 +19,7 @@ from eagle3data.readers.stored import Stored
 from eagle3data.schema.digest import json_digest
 from eagle3data.schema.errors import CorruptionError, InputError
 from eagle3data.schema.index import list_values
+from eagle3data.schema.manifest import Codec
 from eagle3data.schema.sample import Sample
 from eagle3data.schema.statistics import LayerStatistics
 from eagle3data.storage import layout
@@ -274,16 +275,20 @@ class Dataset:
             reader.will_read(wanted)
             reader.read(wanted, out, sample_id, verify=verify)
 
-    def stored(self, array: str, position: int) -> Stored | None:
-        """A sample's chunks as they lie on a local disk, if they can be gathered with others'.
+    @property
+    def can_gather(self) -> bool:
+        """Whether samples can be read together: uncompressed, on a local disk, without a cache."""
+        plain = self.manifest.storage.codec is Codec.NONE
+        return plain and self.root.is_local and self.cache is None
 
-        None where they are compressed, too large, far away or not as the index says: such a
-        sample is read by itself, which says what is wrong with it.
+    def stored(self, array: str, position: int) -> Stored | None:
+        """A sample's chunks as they lie in a file of a set whose samples can be gathered.
+
+        None where they are not as the index says: such a sample is read by itself, which tells
+        what is wrong with it.
         """
         length, offset = int(self._lengths[position]), int(self._offsets[position])
         chunks = self._axis.chunks_of(offset, length)
-        if self.cache is not None or not self.root.is_local:
-            return None
         if length < 1 or chunks.stop > self._axis.chunks_per_shard:
             return None
         try:

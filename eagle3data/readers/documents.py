@@ -159,9 +159,7 @@ class Documents:
         )
 
     def stored(self, array: str, document: int) -> Stored | None:
-        """A document as it lies on a local disk, where it can be gathered with others.
-
-        None of a piece of a sample, and where `Dataset.stored` says so.
+        """A document as it lies in a file; None of a piece of a sample, or as `Dataset.stored`.
 
         Args:
             array: a name as in `layout.array_names`.

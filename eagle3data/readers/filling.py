@@ -26,11 +26,10 @@ Verify = Literal["states", "bytes", "none"]
 
 _TORCH_DTYPE = {StorageDtype.FLOAT16: torch.float16, StorageDtype.BFLOAT16: torch.bfloat16}
 
-
-_GROUP_BYTES = 4 << 20
-"""Of a layer, read in one go: more leaves a core's caches before its checksum is taken."""
-_TOKENS_OF = 64
-"""Members whose ids and masks are read in one go."""
+_STATES_BYTES = 4 << 20
+"""Of a layer, read together: more leaves a core's caches before its checksum is taken."""
+_TOKENS = 1 << 16
+"""Tokens whose ids and masks are read together."""
 
 Failure = tuple[int, CorruptionError]
 """A member's place in its batch, and what is wrong with it."""
@@ -78,15 +77,18 @@ class Reading:
                 sample_id=documents.sample_id(document),
             )
 
+    @property
+    def can_gather(self) -> bool:
+        """Whether documents can be read together, and nothing is asked of each alone."""
+        return self.verify != "states" and all(one.can_gather for one in self.documents.sets)
+
     def gathered_states(self, layer: int, documents: Sequence[int], out: npt.NDArray[Any]) -> bool:
         """Read one layer of some documents into `[T, H]`, one after the other, by few calls.
 
         Returns:
             Whether that could be done, and all of them are whole; else `out` means nothing.
         """
-        return self.verify != "states" and self._gathered(
-            layout.states_array(layer), documents, out
-        )
+        return self._gathered(layout.states_array(layer), documents, out)
 
     def gathered_tokens(
         self, documents: Sequence[int], ids: npt.NDArray[np.int32], mask: npt.NDArray[np.uint8]
@@ -155,16 +157,18 @@ class Filling:
         lengths = [reading.documents.length(document) for document in members]
         self._bounds: list[int] = [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
         self.tokens = self._bounds[-1]
+        # Of a set that is far away each sample is a request of its own, all at once.
+        together = reading.can_gather
         row_bytes = states[0, 0].nbytes
+        sizes = [length * row_bytes for length in lengths]
         self._work: list[Future[list[Failure]]] = [
             pool.submit(self._read_layer, layer, group)
-            for group in _groups([length * row_bytes for length in lengths])
+            for group in _groups(sizes, _STATES_BYTES if together else 0)
             for layer in range(len(states))
         ]
-        everything = range(len(members))
         self._work += [
-            pool.submit(self._read_tokens, everything[first : first + _TOKENS_OF])
-            for first in range(0, len(members), _TOKENS_OF)
+            pool.submit(self._read_tokens, group)
+            for group in _groups(lengths, _TOKENS if together else 0)
         ]
         self._rest = [pool.submit(_clear, layer[self.tokens :]) for layer in states]
 
@@ -182,14 +186,15 @@ class Filling:
 
     def _read_tokens(self, group: range) -> list[Failure]:
         """Fill ids and masks of some members; what is damaged."""
-        rows = slice(self._bounds[group.start], self._bounds[group.stop])
-        documents = [self._members[at] for at in group]
-        if self._reading.gathered_tokens(documents, self._ids[rows], self._mask[rows]):
-            return []
+        if len(group) > 1:
+            rows = slice(self._bounds[group.start], self._bounds[group.stop])
+            documents = [self._members[at] for at in group]
+            if self._reading.gathered_tokens(documents, self._ids[rows], self._mask[rows]):
+                return []
 
         def read(at: int) -> None:
-            rows = self._rows(at)
-            self._reading.tokens(self._members[at], self._ids[rows], self._mask[rows])
+            own = self._rows(at)
+            self._reading.tokens(self._members[at], self._ids[own], self._mask[own])
 
         return _failures(group, read)
 
@@ -274,11 +279,11 @@ class Filling:
         )
 
 
-def _groups(sizes: Sequence[int]) -> Iterator[range]:
-    """Members in a row whose bytes of a layer are read together; those that are large alone."""
+def _groups(sizes: Sequence[int], most: int) -> Iterator[range]:
+    """Members in a row whose sizes come to so much at most; those that are larger alone."""
     first = size = 0
     for at, own in enumerate(sizes):
-        if at > first and size + own > _GROUP_BYTES:
+        if at > first and size + own > most:
             yield range(first, at)
             first, size = at, 0
         size += own
