@@ -74,8 +74,8 @@ def test_interrupted_says_how_to_continue(
 ) -> None:
     whole_step = Run.train_step
 
-    def interrupted_step(self: Run, packs: list[Any]) -> None:
-        whole_step(self, packs)
+    def interrupted_step(self: Run, packs: list[Any], **more: Any) -> None:
+        whole_step(self, packs, **more)
         signal.raise_signal(signal.SIGINT)
 
     command = training(made, tmp_path / "draft")
