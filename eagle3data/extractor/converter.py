@@ -7,6 +7,7 @@ import multiprocessing
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import islice
@@ -18,7 +19,7 @@ from eagle3data.extractor.chat import ChatEncoder, context_length
 from eagle3data.extractor.messages import RowError, row_messages
 from eagle3data.extractor.sources import SourceRow, scalars
 from eagle3data.schema.digest import sample_digest
-from eagle3data.schema.errors import InputError
+from eagle3data.schema.errors import Eagle3DataError, InputError
 from eagle3data.schema.target import describe_target
 
 _ROWS_AT_A_TIME = 64
@@ -173,6 +174,7 @@ def converted(
 
     Raises:
         InputError: the tokenizer can't be used.
+        Eagle3DataError: a worker was ended from outside.
     """
     if options.workers == 1:
         for row in rows:
@@ -202,7 +204,14 @@ def _next(
     waiting: deque[tuple[list[SourceRow], Future[list[Samples | RowError]]]],
 ) -> Iterator[tuple[SourceRow, Samples | RowError]]:
     rows, future = waiting.popleft()
-    yield from zip(rows, future.result(), strict=True)
+    try:
+        outcomes = future.result()
+    except BrokenProcessPool:
+        raise Eagle3DataError(
+            f"a process that converts rows was ended from outside, at {rows[0].place} or near it: "
+            "killed, or out of memory. Nothing was written; use fewer --workers."
+        ) from None
+    yield from zip(rows, outcomes, strict=True)
 
 
 def _outcome(converter: Converter, row: SourceRow) -> Samples | RowError:
