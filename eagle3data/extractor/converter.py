@@ -190,6 +190,11 @@ def converted(
                     yield from _next(waiting)
             while waiting:
                 yield from _next(waiting)
+        except BrokenProcessPool:
+            raise Eagle3DataError(
+                "a process that converts rows was ended from outside: killed, or out of memory. "
+                "Nothing was written; use fewer --workers."
+            ) from None
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -204,14 +209,7 @@ def _next(
     waiting: deque[tuple[list[SourceRow], Future[list[Samples | RowError]]]],
 ) -> Iterator[tuple[SourceRow, Samples | RowError]]:
     rows, future = waiting.popleft()
-    try:
-        outcomes = future.result()
-    except BrokenProcessPool:
-        raise Eagle3DataError(
-            f"a process that converts rows was ended from outside, at {rows[0].place} or near it: "
-            "killed, or out of memory. Nothing was written; use fewer --workers."
-        ) from None
-    yield from zip(rows, outcomes, strict=True)
+    yield from zip(rows, future.result(), strict=True)
 
 
 def _outcome(converter: Converter, row: SourceRow) -> Samples | RowError:

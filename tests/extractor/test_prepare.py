@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import shutil
+import signal
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +18,11 @@ import pytest
 import typer
 
 from eagle3data.cli.prepare import prepare as command
-from eagle3data.extractor.converter import PrepareOptions
+from eagle3data.extractor.converter import Converter, PrepareOptions, converted
 from eagle3data.extractor.prepare import PrepareReport, prepare
 from eagle3data.extractor.prompts import read_prompts
-from eagle3data.schema.errors import InputError
+from eagle3data.extractor.sources import SourceRow
+from eagle3data.schema.errors import Eagle3DataError, InputError
 
 Row = dict[str, Any]
 
@@ -164,6 +170,22 @@ def test_several_workers_write_the_same(bench: Bench, tmp_path: Path) -> None:
     assert rejects_of(bench.out) == refused
     with pytest.raises(InputError, match=r"rows.jsonl:71: neither .* Nothing was written"):
         bench.run(*rows, workers=2, strict=True)
+
+
+def test_a_killed_worker_is_told(bench: Bench) -> None:
+    """Killed with work before it and after it; there are more rows than are on their way at once."""
+
+    def rows() -> Iterator[SourceRow]:
+        for number in range(1000):
+            if number == 300:
+                for worker in multiprocessing.active_children():
+                    os.kill(worker.pid or 0, signal.SIGKILL)
+            yield SourceRow(file="rows.jsonl", line=number + 1, value=talk("How many?", "Two."))
+
+    options = PrepareOptions(workers=2)
+    outcomes = converted(rows(), str(bench.model), Converter(str(bench.model), options), options)
+    with pytest.raises(Eagle3DataError, match="ended from outside.*fewer --workers"):
+        deque(outcomes, maxlen=0)
 
 
 def test_split_follows_the_content(bench: Bench) -> None:
