@@ -173,7 +173,7 @@ def test_several_workers_write_the_same(bench: Bench, tmp_path: Path) -> None:
 
 
 def test_a_killed_worker_is_told(bench: Bench) -> None:
-    """Killed with work before it and after it; there are more rows than are on their way at once."""
+    """Killed amid its work: there are more rows than are on their way at once."""
 
     def rows() -> Iterator[SourceRow]:
         for number in range(1000):
