@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from eagle3data.readers.index import Index, read_index, read_index_of
 from eagle3data.readers.sample_cache import ChunkReader, SampleCache
-from eagle3data.readers.stored import Stored
+from eagle3data.readers.stated import Stated
 from eagle3data.schema.digest import json_digest
 from eagle3data.schema.errors import CorruptionError, InputError
 from eagle3data.schema.index import list_values
@@ -23,7 +23,7 @@ from eagle3data.schema.manifest import Codec
 from eagle3data.schema.sample import Sample
 from eagle3data.schema.statistics import LayerStatistics
 from eagle3data.storage import layout
-from eagle3data.storage.arrays import chunk_codec, fill_of, states_dtype
+from eagle3data.storage.arrays import chunk_codec, states_dtype
 from eagle3data.storage.cache_folder import CacheFolder
 from eagle3data.storage.parallel import run_all
 from eagle3data.storage.root import Root
@@ -44,6 +44,9 @@ class Dataset:
         index: one row a sample that is committed and not hidden (`INDEX_SCHEMA`), in token order.
         generation: digest of rows and tombstones; what a loader's state refers to.
         hidden: committed samples that tombstones hide.
+        offsets: `[samples]`, each one's first token on the token axis.
+        lengths: `[samples]`, tokens of each.
+        stated: what the index says of many samples at once.
         threads: that share the reading of one sample.
         shard_reader: `(array, shard)` to its opened `ShardDecoder`; the latest are kept.
         cache: the part of it that is kept on a local disk; None without one.
@@ -69,13 +72,13 @@ class Dataset:
         self._axis = self.manifest.storage.axis
         self._show(read_index(root))
         self.shard_reader = lru_cache(maxsize=_OPEN_SHARDS)(self._open_shard)
-        self._row_kind = lru_cache(maxsize=None)(self._find_row_kind)
         self.cache = self._open_cache(cache, cache_bytes)
 
     def _show(self, found: Index) -> None:
         self.index, self.generation, self.hidden = found.rows, found.generation, found.hidden
-        self._offsets: npt.NDArray[np.int64] = self.index["token_offset"].to_numpy()
-        self._lengths: npt.NDArray[np.int32] = self.index["length"].to_numpy()
+        self.offsets: npt.NDArray[np.int64] = self.index["token_offset"].to_numpy()
+        self.lengths: npt.NDArray[np.int32] = self.index["length"].to_numpy()
+        self.stated = Stated(self.index)
 
     def of_shards(self, groups: Sequence[Sequence[int]]) -> list[Dataset]:
         """The set as if only some shards were committed, once for each group; read anew.
@@ -105,7 +108,7 @@ class Dataset:
     @property
     def tokens(self) -> int:
         """Tokens of all samples."""
-        return int(self._lengths.sum())
+        return int(self.lengths.sum())
 
     def __getitem__(self, position: int) -> Sample:
         if not isinstance(position, int | np.integer):
@@ -160,7 +163,7 @@ class Dataset:
         if missing:
             raise InputError(f"{self.url} has layers {self.manifest.layers}, not {missing}.")
         states = np.empty(
-            (len(wanted), int(self._lengths[position]), self.manifest.hidden_size),
+            (len(wanted), int(self.lengths[position]), self.manifest.hidden_size),
             dtype=states_dtype(self.manifest),
         )
         ids, mask = self.read_tokens(position, verify=verify)
@@ -224,7 +227,7 @@ class Dataset:
         """
         if out is None:
             codec = chunk_codec(self.manifest, array)
-            out = np.empty((int(self._lengths[position]), *codec.shape[1:]), dtype=codec.dtype)
+            out = np.empty((int(self.lengths[position]), *codec.shape[1:]), dtype=codec.dtype)
         self._run(self._pieces(array, position, out, out.nbytes, verify=verify))
         return out
 
@@ -250,7 +253,7 @@ class Dataset:
         Raises:
             CorruptionError: a missing or damaged object or chunk; `out` then means nothing.
         """
-        length = int(self._lengths[position])
+        length = int(self.lengths[position])
         if not 0 <= first < first + len(out) <= length:
             raise InputError(
                 f"sample {self.sample_id(position)} has {length} rows; rows {first} to "
@@ -259,7 +262,7 @@ class Dataset:
         if len(out) == length:
             self.read_here(array, position, out, verify=verify)
             return
-        offset, sample_id = int(self._offsets[position]), self.sample_id(position)
+        offset, sample_id = int(self.offsets[position]), self.sample_id(position)
         chunks = self._axis.chunks_of(offset, length)
         reader = self._reader(array, position)
         number, before = divmod(first, self._axis.chunk_tokens)
@@ -281,34 +284,6 @@ class Dataset:
         plain = self.manifest.storage.codec is Codec.NONE
         return plain and self.root.is_local and self.cache is None
 
-    def stored(self, array: str, position: int) -> Stored | None:
-        """A sample's chunks as they lie in a file of a set whose samples can be gathered.
-
-        None where they are not as the index says: such a sample is read by itself, which tells
-        what is wrong with it.
-        """
-        length, offset = int(self._lengths[position]), int(self._offsets[position])
-        chunks = self._axis.chunks_of(offset, length)
-        if length < 1 or chunks.stop > self._axis.chunks_per_shard:
-            return None
-        try:
-            found = self.shard_reader(array, self._axis.shard_of(offset)).side_by_side(
-                chunks, length
-            )
-        except CorruptionError:
-            return None
-        if found is None:
-            return None
-        row_bytes, fill = self._row_kind(array)
-        used = (length - (len(chunks) - 1) * self._axis.chunk_tokens) * row_bytes
-        return Stored(found, used, fill)
-
-    def _find_row_kind(self, array: str) -> tuple[int, bytes]:
-        """Bytes of a row as it is stored uncompressed, and those of the fill value."""
-        codec = chunk_codec(self.manifest, array)
-        fill = np.array(fill_of(self.manifest, array), codec.dtype)
-        return codec.raw_bytes // codec.shape[0], fill.tobytes()
-
     def _pieces(
         self, array: str, position: int, out: npt.NDArray[Any], total: int, *, verify: bool
     ) -> list[Callable[[], None]]:
@@ -317,7 +292,7 @@ class Dataset:
         `total` is what all reads that are done together take: two pieces for each thread share
         the work evenly, and fewer are larger.
         """
-        length, offset = int(self._lengths[position]), int(self._offsets[position])
+        length, offset = int(self.lengths[position]), int(self.offsets[position])
         sample_id = self.sample_id(position)
         chunks = self._axis.chunks_of(offset, length)
         if length < 1 or chunks.stop > self._axis.chunks_per_shard:
@@ -365,15 +340,15 @@ class Dataset:
 
     def shard_of(self, position: int) -> int:
         """The shard that holds a sample."""
-        return self._axis.shard_of(int(self._offsets[position]))
+        return self._axis.shard_of(int(self.offsets[position]))
 
     def length(self, position: int) -> int:
         """Tokens of a sample."""
-        return int(self._lengths[position])
+        return int(self.lengths[position])
 
     def sample_id(self, position: int) -> str:
         """Name of a sample."""
-        return str(self.index["sample_id"][position].as_py())
+        return self.stated.sample_id(position)
 
     def read_tokens(
         self, position: int, *, verify: bool = True
@@ -395,17 +370,6 @@ class Dataset:
                     shard=self.shard_of(position),
                     sample_id=self.sample_id(position),
                 )
-        return ids, mask
-
-    def stated_tokens(
-        self, positions: Sequence[int]
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-        """Ids and masks of some samples as the index says, one's after the other's."""
-        # Row by row: pyarrow's `take` would join the whole column's parts first.
-        ids, mask = (
-            np.concatenate([list_values(column, position) for position in positions])
-            for column in (self.index["input_ids"], self.index["loss_mask"])
-        )
         return ids, mask
 
     def stated_statistics(self, position: int, layer: int) -> LayerStatistics | None:
@@ -442,8 +406,8 @@ class Dataset:
         return SampleCache(
             CacheFolder(place, limit, set_name=name, generation=generation),
             self.manifest,
-            self._offsets,
-            self._lengths,
+            self.offsets,
+            self.lengths,
             generation=generation,
             shard_reader=self.shard_reader,
         )

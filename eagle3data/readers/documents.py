@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle3data.readers.dataset import Dataset
-from eagle3data.readers.stored import Stored
 from eagle3data.schema.errors import InputError
 from eagle3data.schema.manifest import Manifest
 from eagle3data.schema.statistics import LayerStatistics
@@ -56,6 +55,7 @@ class Documents:
         self._set = np.empty(0, np.int32)
         self._row = np.empty(0, np.int64)
         self._first = np.empty(0, np.int32)
+        self._is_piece = np.empty(0, np.bool_)
         self.lengths = np.empty(0, np.int32)
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ class Documents:
         Raises:
             InputError: a sample is longer than the budget, and may not be split.
         """
-        lengths = dataset.index["length"].to_numpy()[rows]
+        lengths = dataset.lengths[rows]
         if not self._may_split:
             self._require_short(lengths, dataset)
         pieces = -(-lengths // self._budget)
@@ -85,6 +85,7 @@ class Documents:
         self._set = np.append(self._set, np.full(len(row_of), len(self.sets), np.int32))
         self._row = np.append(self._row, rows[row_of])
         self._first = np.append(self._first, first)
+        self._is_piece = np.append(self._is_piece, pieces[row_of] > 1)
         tokens = np.minimum(lengths[row_of] - first, self._budget).astype(np.int32)
         self.lengths = np.append(self.lengths, tokens)
         self.sets.append(dataset)
@@ -118,11 +119,25 @@ class Documents:
 
     def is_piece(self, document: int) -> bool:
         """Whether it is less than its sample."""
-        return self.length(document) < self.dataset(document).length(self.row(document))
+        return bool(self._is_piece[document])
+
+    def pieces_among(self, documents: npt.NDArray[np.int64]) -> bool:
+        """Whether any of them is less than its sample."""
+        return bool(self._is_piece[documents].any())
 
     def sample_id(self, document: int) -> str:
         """Name of its sample."""
         return self.dataset(document).sample_id(self.row(document))
+
+    def sample_ids(self, documents: Sequence[int]) -> list[str]:
+        """Names of their samples."""
+        numbers, rows = self.places_in_index(np.asarray(documents, np.int64))
+        sets = [self.sets[number] for number in numbers.tolist()]
+        return [one.sample_id(row) for one, row in zip(sets, rows.tolist(), strict=True)]
+
+    def firsts(self, documents: Sequence[int]) -> npt.NDArray[np.int32]:
+        """`[n]`, of each as `first`."""
+        return self._first[np.asarray(documents, np.int64)]
 
     def shard(self, document: int) -> int:
         """The shard that holds it, in its data set."""
@@ -134,9 +149,15 @@ class Documents:
         places[:, 0] = self._set[documents]
         for number, dataset in enumerate(self.sets):
             which = places[:, 0] == number
-            offsets = dataset.index["token_offset"].to_numpy()[self._row[documents[which]]]
+            offsets = dataset.offsets[self._row[documents[which]]]
             places[which, 1] = offsets // dataset.manifest.storage.axis.shard_tokens
         return places
+
+    def places_in_index(
+        self, documents: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """`[n]` each: the number of its set, and its sample's row in that set's index."""
+        return self._set[documents], self._row[documents]
 
     def selections(self) -> list[npt.NDArray[np.int64]]:
         """Each set's rows that documents are of; a row comes once a piece."""
@@ -157,28 +178,6 @@ class Documents:
             out,
             verify=verify,
         )
-
-    def stored(self, array: str, document: int) -> Stored | None:
-        """A document as it lies in a file; None of a piece of a sample, or as `Dataset.stored`.
-
-        Args:
-            array: a name as in `layout.array_names`.
-            document: which.
-        """
-        if self.is_piece(document):
-            return None
-        return self.dataset(document).stored(array, self.row(document))
-
-    def stated_tokens(
-        self, documents: Sequence[int]
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]] | None:
-        """Ids and masks of whole samples as the index says, one's after the other's.
-
-        None where they are of several data sets.
-        """
-        if len(set(self._set[documents].tolist())) > 1:
-            return None
-        return self.dataset(documents[0]).stated_tokens(self._row[documents].tolist())
 
     def read_tokens(
         self, document: int, *, verify: bool = True

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, Literal
 
 import numpy as np
@@ -14,22 +14,26 @@ import torch
 
 from eagle3data.readers.batch import Batch
 from eagle3data.readers.documents import Documents
-from eagle3data.readers.gathering import gather
+from eagle3data.readers.gathering import GatheredStates, gather_tokens
 from eagle3data.readers.host_buffers import HostBuffers
 from eagle3data.readers.sample_cache import CacheCounts
+from eagle3data.readers.together import Together
 from eagle3data.schema.errors import CorruptionError
 from eagle3data.schema.manifest import StorageDtype
 from eagle3data.schema.statistics import layer_statistics, stored_faults
 from eagle3data.storage import layout
+from eagle3data.storage.arrays import fill_row
 
 Verify = Literal["states", "bytes", "none"]
 
 _TORCH_DTYPE = {StorageDtype.FLOAT16: torch.float16, StorageDtype.BFLOAT16: torch.bfloat16}
 
-_STATES_BYTES = 4 << 20
-"""Of a layer, read together: more leaves a core's caches before its checksum is taken."""
+_SMALL_BYTES = 4 << 20
+"""Of a layer: a sample that has more is read by itself."""
+_STATES_BYTES = 32 << 20
+"""Of a layer of small samples, read together."""
 _TOKENS = 1 << 16
-"""Tokens whose ids and masks are read together."""
+"""Of documents that are read together; more would take large tables for their checksums."""
 
 Failure = tuple[int, CorruptionError]
 """A member's place in its batch, and what is wrong with it."""
@@ -82,38 +86,58 @@ class Reading:
         """Whether documents can be read together, and nothing is asked of each alone."""
         return self.verify != "states" and all(one.can_gather for one in self.documents.sets)
 
-    def gathered_states(self, layer: int, documents: Sequence[int], out: npt.NDArray[Any]) -> bool:
-        """Read one layer of some documents into `[T, H]`, one after the other, by few calls.
+    def gathered_states(
+        self, members: Sequence[int], states: npt.NDArray[Any], first: int
+    ) -> list[bool]:
+        """Read all layers of some documents, one after the other, by few calls.
+
+        Args:
+            members: the documents.
+            states: `[L, T, H]`.
+            first: the row of `T` that their first goes to.
 
         Returns:
-            Whether that could be done, and all of them are whole; else `out` means nothing.
+            Of each layer whether that could be done, and all of them are whole; else its rows mean
+            nothing.
         """
-        return self._gathered(layout.states_array(layer), documents, out)
+        arrays = [layout.states_array(layer) for layer in self.layers]
+        fill = fill_row(self.documents.manifest, arrays[0])
+        gathered = GatheredStates(Together(self.documents, members), fill)
+        return gathered.read(arrays, states, first, verify=self.verify != "none")
 
     def gathered_tokens(
-        self, documents: Sequence[int], ids: npt.NDArray[np.int32], mask: npt.NDArray[np.uint8]
+        self, members: Sequence[int], ids: npt.NDArray[np.int32], mask: npt.NDArray[np.uint8]
     ) -> bool:
         """Read ids and masks of some documents into `[T]` each, one after the other, by few calls.
 
         Returns:
             Whether that could be done, and they are whole and the index's; else they mean nothing.
         """
-        stated = self.documents.stated_tokens(documents)
-        return (
-            stated is not None
-            and self._gathered(layout.INPUT_IDS, documents, ids)
-            and self._gathered(layout.LOSS_MASK, documents, mask)
-            and np.array_equal(ids, stated[0])
-            and np.array_equal(mask, stated[1])
-        )
-
-    def _gathered(self, array: str, documents: Sequence[int], out: npt.NDArray[Any]) -> bool:
-        stored = []
-        for document in documents:
-            if (one := self.documents.stored(array, document)) is None:
+        which = np.asarray(members)
+        numbers, rows = self.documents.places_in_index(which)
+        lengths = self.documents.lengths[which]
+        for number in set(numbers.tolist()):
+            own = numbers == number
+            tokens = slice(None) if own.all() else np.repeat(own, lengths)
+            stated = self.documents.sets[number].stated.tokens(
+                rows[own].tolist(), lengths[own].tolist()
+            )
+            if stated is None:
                 return False
-            stored.append(one)
-        return gather(stored, out, verify=self.verify != "none")
+            together = Together(self.documents, which[own])
+            for array, out, expected in (
+                (layout.INPUT_IDS, ids, stated[0]),
+                (layout.LOSS_MASK, mask, stated[1]),
+            ):
+                found = np.empty(len(expected), out.dtype)
+                fill = fill_row(self.documents.manifest, array)
+                verify = self.verify != "none"
+                if not gather_tokens(together, array, fill, found, verify=verify):
+                    return False
+                if not np.array_equal(found, expected):
+                    return False
+                out[tokens] = found
+        return True
 
     def tokens(
         self, document: int, ids: npt.NDArray[np.int32], mask: npt.NDArray[np.uint8]
@@ -154,32 +178,41 @@ class Filling:
         self._input_ids = buffers.zeros(budget, dtype=torch.int32)
         self._loss_mask = buffers.zeros(budget, dtype=torch.uint8)
         self._ids, self._mask = self._input_ids.numpy(), self._loss_mask.numpy()
-        lengths = [reading.documents.length(document) for document in members]
-        self._bounds: list[int] = [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
+        lengths = reading.documents.lengths[np.asarray(members, np.int64)].tolist()
+        self._bounds: list[int] = [0, *accumulate(lengths)]
         self.tokens = self._bounds[-1]
         # Of a set that is far away each sample is a request of its own, all at once.
-        together = reading.can_gather
+        most = _TOKENS if reading.can_gather else 0
         row_bytes = states[0, 0].nbytes
-        sizes = [length * row_bytes for length in lengths]
-        self._work: list[Future[list[Failure]]] = [
-            pool.submit(self._read_layer, layer, group)
-            for group in _groups(sizes, _STATES_BYTES if together else 0)
-            for layer in range(len(states))
-        ]
+        self._work: list[Future[list[Failure]]] = []
+        for group in _groups(
+            lengths, _SMALL_BYTES // row_bytes, min(most, _STATES_BYTES // row_bytes)
+        ):
+            if len(group) > 1:
+                self._work.append(pool.submit(self._read_layers, group))
+            else:
+                self._work += [
+                    pool.submit(self._read_layer, layer, group) for layer in range(len(states))
+                ]
         self._work += [
-            pool.submit(self._read_tokens, group)
-            for group in _groups(lengths, _TOKENS if together else 0)
+            pool.submit(self._read_tokens, group) for group in _groups(lengths, most, most)
         ]
-        self._rest = [pool.submit(_clear, layer[self.tokens :]) for layer in states]
+        self._rest = [pool.submit(_clear, part) for part in _parts(states[:, self.tokens :])]
+
+    def _read_layers(self, group: range) -> list[Failure]:
+        """Fill all layers' rows of some members; what is damaged."""
+        members, first = self._members[group.start : group.stop], self._bounds[group.start]
+        whole = self._reading.gathered_states(members, self._states, first)
+        return [
+            failure
+            for number, is_whole in enumerate(whole)
+            if not is_whole
+            for failure in self._read_layer(number, group)
+        ]
 
     def _read_layer(self, number: int, group: range) -> list[Failure]:
         """Fill a layer's rows of some members; what is damaged."""
         layer, states = self._reading.layers[number], self._states[number]
-        if len(group) > 1:
-            rows = states[self._bounds[group.start] : self._bounds[group.stop]]
-            documents = [self._members[at] for at in group]
-            if self._reading.gathered_states(layer, documents, rows):
-                return []
         return _failures(
             group, lambda at: self._reading.states(layer, self._members[at], states[self._rows(at)])
         )
@@ -188,8 +221,8 @@ class Filling:
         """Fill ids and masks of some members; what is damaged."""
         if len(group) > 1:
             rows = slice(self._bounds[group.start], self._bounds[group.stop])
-            documents = [self._members[at] for at in group]
-            if self._reading.gathered_tokens(documents, self._ids[rows], self._mask[rows]):
+            members = self._members[group.start : group.stop]
+            if self._reading.gathered_tokens(members, self._ids[rows], self._mask[rows]):
                 return []
 
         def read(at: int) -> None:
@@ -257,13 +290,13 @@ class Filling:
         positions = zeros(budget, dtype=torch.int32)
         documents = zeros(budget, dtype=torch.int32).fill_(-1)
         corpus = self._reading.documents
-        for at, document in enumerate(self._members):
-            rows = self._rows(at)
-            first = corpus.first(document)
-            positions.numpy()[rows] = np.arange(first, first + rows.stop - rows.start)
-            documents.numpy()[rows] = at
+        starts = np.array(self._bounds)
+        lengths, rows = np.diff(starts), slice(self.tokens)
+        before = np.repeat(corpus.firsts(self._members) - starts[:-1], lengths)
+        positions.numpy()[rows] = np.arange(self.tokens) + before
+        documents.numpy()[rows] = np.repeat(np.arange(len(lengths)), lengths)
         bounds = zeros(len(self._bounds), dtype=torch.int32)
-        bounds.numpy()[:] = self._bounds
+        bounds.numpy()[:] = starts
         return Batch(
             hidden_states=torch.from_numpy(self._states).view(
                 _TORCH_DTYPE[corpus.manifest.storage.dtype]
@@ -274,21 +307,28 @@ class Filling:
             position_ids=positions,
             document_ids=documents,
             cu_seqlens=bounds,
-            sample_ids=[corpus.sample_id(document) for document in self._members],
+            sample_ids=corpus.sample_ids(self._members),
             tokens=self.tokens,
         )
 
 
-def _groups(sizes: Sequence[int], most: int) -> Iterator[range]:
-    """Members in a row whose sizes come to so much at most; those that are larger alone."""
-    first = size = 0
-    for at, own in enumerate(sizes):
-        if at > first and size + own > most:
+def _groups(lengths: Sequence[int], small: int, most: int) -> Iterator[range]:
+    """Members in a row that are small and whose tokens come to so many at most; others alone."""
+    first = tokens = 0
+    for at, own in enumerate(lengths):
+        if at > first and (tokens + own > most or own > small or tokens > most):
             yield range(first, at)
-            first, size = at, 0
-        size += own
-    if first < len(sizes):
-        yield range(first, len(sizes))
+            first, tokens = at, 0
+        tokens += own if own <= small else most + 1
+    if first < len(lengths):
+        yield range(first, len(lengths))
+
+
+def _parts(rows: npt.NDArray[Any]) -> Iterable[npt.NDArray[Any]]:
+    """`[L, T, H]` in pieces that are each worth a thread's while."""
+    if not rows.size:
+        return []
+    return [rows] if rows.nbytes < _STATES_BYTES else rows[:, None]
 
 
 def _failures(group: range, read: Callable[[int], None]) -> list[Failure]:
@@ -302,5 +342,6 @@ def _failures(group: range, read: Callable[[int], None]) -> list[Failure]:
 
 
 def _clear(rows: npt.NDArray[Any]) -> None:
-    """Zero contiguous rows; byte by byte is how numpy does it fastest."""
-    rows.reshape(-1).view(np.uint8).fill(0)
+    """Zero `[L, T, H]`, each layer contiguous; byte by byte is how numpy does it fastest."""
+    for layer in rows:
+        layer.reshape(-1).view(np.uint8).fill(0)

@@ -53,6 +53,12 @@ def fill_of(manifest: Manifest, array: str) -> float | int:
     return special.get(array, states_fill(manifest))
 
 
+def fill_row(manifest: Manifest, array: str) -> bytes:
+    """A row of the array's fill value, as it is stored uncompressed."""
+    codec = chunk_codec(manifest, array)
+    return np.full(codec.shape[1:], fill_of(manifest, array), codec.dtype).tobytes()
+
+
 def metadata_documents(manifest: Manifest, shards: int) -> dict[str, bytes]:
     """Every `zarr.json` of a data set of `shards` shards, made by zarr-python, by name."""
     import zarr

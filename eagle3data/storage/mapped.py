@@ -7,6 +7,7 @@ import errno
 import mmap
 import os
 import weakref
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -65,12 +66,21 @@ class LocalObject:
         Raises:
             OSError: the disk can't deliver them.
         """
+        return self.read_all([(start, stop)])[0]
+
+    def read_all(self, bounds: Sequence[tuple[int, int]]) -> list[Bytes]:
+        """As `read` for each; the size, for which Python's lock changes hands, is asked for once.
+
+        Raises:
+            OSError: the disk can't deliver them.
+        """
         if self._map is None:
-            return _pread(self._file.fileno(), start, stop - start)
-        stop = min(stop, self._map.size())
-        if start < stop:
-            self._bring_in(start, stop)
-        return self._bytes[start:stop]
+            return [_pread(self._file.fileno(), start, stop - start) for start, stop in bounds]
+        size = self._map.size()
+        for start, stop in bounds:
+            if start < min(stop, size):
+                self._bring_in(start, min(stop, size))
+        return [self._bytes[start : min(stop, size)] for start, stop in bounds]
 
     def _bring_in(self, start: int, stop: int) -> None:
         """Map the pages in one go, the first time only: faults one by one cost more."""

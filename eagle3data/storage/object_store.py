@@ -185,6 +185,10 @@ class RemoteObject:
             return np.empty(0, np.uint8)
         return self._store.read_range(self._path, start, stop)
 
+    def read_all(self, bounds: Sequence[tuple[int, int]]) -> list[Bytes]:
+        """As `read` for each pair of bounds, one after the other."""
+        return [self.read(start, stop) for start, stop in bounds]
+
 
 class _BufferedUpload:
     """An object of a file system that takes it in one call, so it is held in memory until then."""

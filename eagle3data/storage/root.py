@@ -55,6 +55,9 @@ class StoredObject(Protocol):
     def read(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         """Bytes `[start, stop)`; fewer where the object ends before `stop`."""
 
+    def read_all(self, bounds: Sequence[tuple[int, int]]) -> list[npt.NDArray[np.uint8]]:
+        """As `read` for each pair of bounds."""
+
 
 class Root:
     """One root URL and the objects below it, named by `/`-separated relative paths."""

@@ -5,7 +5,7 @@ See `shard_encoder` for the layout; chunks may lie in any order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -117,16 +117,34 @@ class ShardDecoder:
         Raises:
             CorruptionError: the object can't be read there.
         """
-        codec, count = self._codec, len(chunks)
-        if codec.profile is not Codec.NONE or -(-rows // codec.shape[0]) != count or not count:
+        found = self.all_side_by_side([(chunks, rows)], sample_id)
+        return None if found is None else found[0]
+
+    def all_side_by_side(
+        self, wanted: Sequence[tuple[range, int]], sample_id: str | None = None
+    ) -> list[npt.NDArray[np.uint8]] | None:
+        """As `side_by_side` of chunks and rows each; None where it is of one of them.
+
+        Raises:
+            CorruptionError: the object can't be read there.
+        """
+        codec = self._codec
+        if codec.profile is not Codec.NONE:
             return None
-        first, last = chunks.start, chunks.stop
-        size = codec.raw_bytes + CHECKSUM_BYTES
-        start, stored = self.index[first].tolist()
-        stop = start + count * size
-        if stored != size or stop > self._end or self._adjoins.find(0, first + 1, last) >= 0:
-            return None
-        return self._bytes(start, stop, sample_id).reshape(count, size)
+        size, chunk_rows = codec.raw_bytes + CHECKSUM_BYTES, codec.shape[0]
+        bounds = []
+        for chunks, rows in wanted:
+            count, first = len(chunks), chunks.start
+            if -(-rows // chunk_rows) != count or not count:
+                return None
+            start, stored = self.index.item(first, 0), self.index.item(first, 1)
+            stop = start + count * size
+            if stored != size or stop > self._end:
+                return None
+            if self._adjoins.find(0, first + 1, chunks.stop) >= 0:
+                return None
+            bounds.append((start, stop))
+        return [data.reshape(-1, size) for data in self._all_bytes(bounds, sample_id)]
 
     def _plain_after_plain(self) -> bytes:
         """Of each chunk whether it lies behind the one before it, both of them uncompressed."""
@@ -229,19 +247,25 @@ class ShardDecoder:
             )
 
     def _bytes(self, start: int, stop: int, sample_id: str | None = None) -> npt.NDArray[np.uint8]:
+        return self._all_bytes([(start, stop)], sample_id)[0]
+
+    def _all_bytes(
+        self, bounds: Sequence[tuple[int, int]], sample_id: str | None
+    ) -> list[npt.NDArray[np.uint8]]:
         try:
-            data = self._object.read(start, stop)
+            found = self._object.read_all(bounds)
         except OSError as error:
             raise self._corrupt(
                 "object_unreadable", f"{self._name}: {error}", sample_id=sample_id
             ) from None
-        if len(data) != stop - start:
-            raise self._corrupt(
-                "object_truncated",
-                f"{self._name} has become shorter: it ends before byte {stop}",
-                sample_id=sample_id,
-            )
-        return data
+        for data, (start, stop) in zip(found, bounds, strict=True):
+            if len(data) != stop - start:
+                raise self._corrupt(
+                    "object_truncated",
+                    f"{self._name} has become shorter: it ends before byte {stop}",
+                    sample_id=sample_id,
+                )
+        return found
 
     def _corrupt(
         self, kind: str, message: str, chunk: int | None = None, sample_id: str | None = None

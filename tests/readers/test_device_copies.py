@@ -17,7 +17,7 @@ from eagle3data import Dataset, StreamingLoader, open_dataset
 from eagle3data.readers.device_copies import device_of
 from eagle3data.readers.filling import Filling
 from eagle3data.readers.host_buffers import HostBuffers
-from eagle3data.readers.stored import Stored
+from eagle3data.readers.together import Together
 from eagle3data.schema.errors import CorruptionError, InputError
 from tests.readers.feeding_set import BUDGET, MANIFEST, SAMPLES, require_right, write
 from tests.readers.imitated_device import ImitatedDevice
@@ -105,18 +105,16 @@ def test_a_copy_counts_when_it_is_handed_over(
 
 
 def _damage(dataset: Dataset, position: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, stored = Dataset.read_here, Dataset.stored
+    """A sample can't be read, by itself or with others."""
+    read = Dataset.read_here
 
     def damaged(self: Dataset, array: str, at: int, *rest: Any, **more: Any) -> None:
         if at == position:
             raise CorruptionError("chunk_corrupt", "as asked", url=self.url)
         read(self, array, at, *rest, **more)
 
-    def seen(self: Dataset, array: str, at: int) -> Stored | None:
-        return None if at == position else stored(self, array, at)
-
     monkeypatch.setattr(Dataset, "read_here", damaged)
-    monkeypatch.setattr(Dataset, "stored", seen)
+    monkeypatch.setattr(Together, "stored", lambda *_: None)
 
 
 def test_waiting_for_the_consumer_is_not_waiting_for_data(

@@ -15,6 +15,7 @@ import torch
 
 from eagle3data import Batch, Dataset, StreamingLoader, open_dataset
 from eagle3data.readers.host_buffers import HostBuffers
+from eagle3data.readers.together import Together
 from eagle3data.schema.errors import InputError
 from tests.readers.feeding_set import BUDGET, MANIFEST, SAMPLES, require_right, write
 from tests.support import write_set
@@ -107,7 +108,7 @@ def test_what_a_thread_meets_ends_the_iteration(
     def read(*_: object, **__: object) -> None:
         raise MemoryError("no more")
 
-    monkeypatch.setattr(Dataset, "stored", read)
+    monkeypatch.setattr(Together, "stored", read)
     with pytest.raises(MemoryError, match="no more"):
         next(iter(_loader(dataset)))
     assert not _load_threads()
