@@ -10,8 +10,9 @@ evaluate`. Needs speculators (docs/speculators.md). STATES is a data set with a 
 Products are in bfloat16 where there is an accelerator, in float32 elsewhere.
 
 Two pairs have the same recipe: AdamW, and what speculators does by default (Muon for matrices, a
-frozen head, KL over three steps). `defaults-ours` is what our trainer does when nothing is set;
-`muon-copied-ours` is that with Muon at 1e-3 and a head that begins as the target's.
+frozen head, KL over three steps). `defaults-ours` is what our trainer does on a GPU when nothing is
+set (Muon at 1e-3, a head that begins as the target's), also where there is none; `scratch-ours` is
+that with AdamW at 1e-4 and a fresh head, as EAGLE-3's authors trained.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "adamw-ours": ("ours", [*_ALIKE, *_ADAMW]),
     "muon-speculators": ("speculators", []),
     "muon-ours": ("ours", [*_ALIKE, "optimizer.name=muon", "optimizer.weight_decay=0.1"]),
-    "defaults-ours": ("ours", []),
-    "muon-copied-ours": (
+    "defaults-ours": ("ours", ["optimizer.name=muon"]),
+    "scratch-ours": (
         "ours",
-        ["model.lm_head=copied", "optimizer.name=muon", "optimizer.learning_rate=1.0e-3"],
+        ["model.lm_head=scratch", "optimizer.name=adamw", "optimizer.learning_rate=1.0e-4"],
     ),
 }
 MEASURE = [
@@ -187,7 +188,7 @@ def measure(arguments: argparse.Namespace, url: str, draft: str) -> dict[str, An
     if held_out is None:
         sys.exit(f"{url} holds nothing out")
     packs = itertools.islice(held_out, arguments.held_out_packs)
-    return Learner(inputs.subject, config).measure(packs)
+    return Learner(inputs.subject, inputs.config).measure(packs)
 
 
 def precision() -> str:

@@ -37,8 +37,10 @@ class ModelSection(_Section):
     fc_norm: bool = Field(default=False, description="EAGLE-3.1: a norm on each aux state.")
     norm_output: bool = Field(default=False, description="EAGLE-3.1: feed the normed state back.")
     num_hidden_layers: int = Field(default=1, gt=0)
-    lm_head: Literal["scratch", "copied", "frozen"] = Field(
-        default="scratch", description="copied: begins as the target's; frozen: and stays so."
+    lm_head: Literal["scratch", "copied", "frozen"] | None = Field(
+        default=None,
+        description="copied: begins as the target's; frozen: and stays so; null: copied, or "
+        "init_from's own.",
     )
     intermediate_size: int | None = None
     num_attention_heads: int | None = None
@@ -77,17 +79,35 @@ class DataSection(_Section):
 class OptimizerSection(_Section):
     """The optimiser and its schedule."""
 
-    name: Literal["adamw", "muon"] = Field(
-        default="adamw",
-        description="muon: for the hidden matrices; lm_head and norms stay AdamW's.",
+    name: Literal["auto", "adamw", "muon"] = Field(
+        default="auto",
+        description="muon: for the hidden matrices; lm_head and norms stay AdamW's. auto: muon, "
+        "but adamw on a CPU and under fsdp2.",
     )
-    learning_rate: float = Field(default=1e-4, gt=0)
+    learning_rate: float | None = Field(
+        default=None, gt=0, description="The highest; null: 1e-3 with muon, 1e-4 with adamw."
+    )
     betas: tuple[float, float] = Field(default=(0.9, 0.95), description="AdamW's.")
     momentum: float = Field(default=0.95, ge=0, lt=1, description="Muon's.")
     weight_decay: float = Field(default=0.0, ge=0)
     schedule: Literal["cosine", "linear"] = "cosine"
     warmup_share: float = Field(default=0.015, ge=0, lt=1, description="Of all steps.")
     max_grad_norm: float = Field(default=0.5, gt=0)
+
+    @property
+    def peak(self) -> float:
+        """Learning rate after the warm-up."""
+        return self.learning_rate or (1e-3 if self.name == "muon" else 1e-4)
+
+    def chosen(self, *, muon_runs: bool) -> OptimizerSection:
+        """These settings with neither optimiser nor rate left open.
+
+        Args:
+            muon_runs: what `auto` takes.
+        """
+        name = ("muon" if muon_runs else "adamw") if self.name == "auto" else self.name
+        named = self.model_copy(update={"name": name})
+        return named.model_copy(update={"learning_rate": named.peak})
 
 
 class TrainSection(_Section):

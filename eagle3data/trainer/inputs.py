@@ -38,7 +38,7 @@ class Inputs:
     """Everything the loop works on.
 
     Attributes:
-        config: the run's settings.
+        config: the run's settings, the optimiser chosen.
         dataset: the data set; the first one of several.
         more: those that are mixed with it.
         loader: its training split; batches hold the aux layers, then the final one.
@@ -132,7 +132,7 @@ def gather(
     Args:
         url: data set.
         model: the target, Hugging Face folder or id.
-        config: the run's settings.
+        config: the run's settings, the optimiser chosen.
         revision: hub revision of the target.
         device: this process's, if not what `train.device` says.
 
@@ -148,6 +148,10 @@ def gather(
     norm_state = check_norms(sets)
     chosen, dtype = choose_device(config.train.device, config.train.autocast)
     device = device or chosen
+    # On a CPU Muon's products take longer than the step, most of all where bfloat16 is emulated.
+    muon_runs = device.type != "cpu" and config.train.parallel != "fsdp2"
+    optimizer = config.optimizer.chosen(muon_runs=muon_runs)
+    config = config.model_copy(update={"optimizer": optimizer})
     by_set = [count_tokens(o.index, target.vocab_size, config.data.train_split) for o in sets]
     counts = np.sum(by_set, axis=0)
     wanted = min(config.model.draft_vocab_size, target.vocab_size)

@@ -26,7 +26,7 @@ def make_optimizers(
 
     Args:
         parameters: with their names.
-        section: the run's settings.
+        section: the run's settings; an optimiser that is left open is AdamW.
         parallel: how the parameters are spread.
 
     Raises:
@@ -49,7 +49,7 @@ def make_optimizers(
     made: list[torch.optim.Optimizer] = [
         torch.optim.AdamW(
             others,
-            lr=section.learning_rate,
+            lr=section.peak,
             betas=section.betas,
             weight_decay=section.weight_decay,
             fused=True,
@@ -59,7 +59,7 @@ def make_optimizers(
         made.append(
             torch.optim.Muon(
                 muons,
-                lr=section.learning_rate,
+                lr=section.peak,
                 momentum=section.momentum,
                 weight_decay=section.weight_decay,
                 adjust_lr_fn="match_rms_adamw",
@@ -72,8 +72,8 @@ def learning_rate(section: OptimizerSection, step: int, total_steps: int) -> flo
     """The rate of the step after `step` steps: a linear warm-up, then a fall to zero."""
     warmup = math.ceil(section.warmup_share * total_steps)
     if step < warmup:
-        return section.learning_rate * (step + 1) / warmup
+        return section.peak * (step + 1) / warmup
     left = 1.0 - (step - warmup) / max(1, total_steps - warmup)
     if section.schedule == "cosine":
         left = 0.5 * (1.0 - math.cos(math.pi * left))
-    return section.learning_rate * left
+    return section.peak * left

@@ -104,7 +104,7 @@ def _check_settings(description: DraftDescription, section: ModelSection) -> Non
         for name in _SHAPE
         if name in section.model_fields_set and getattr(section, name) != getattr(shape, name)
     ]
-    if section.lm_head != "scratch":
+    if section.lm_head is not None:
         differing.append(f"model.lm_head is {section.lm_head!r}, and would replace the draft's own")
     if differing:
         raise InputError(

@@ -51,6 +51,17 @@ def test_what_is_frozen_is_nobodys() -> None:
     assert "lm_head.weight" not in names_of(adamw, draft)
 
 
+def test_what_is_left_open_depends_on_what_runs() -> None:
+    section = OptimizerSection()
+    on_a_gpu, elsewhere = section.chosen(muon_runs=True), section.chosen(muon_runs=False)
+    assert (on_a_gpu.name, on_a_gpu.learning_rate) == ("muon", 1e-3)
+    assert (elsewhere.name, elsewhere.learning_rate) == ("adamw", 1e-4)
+    named = OptimizerSection(name="adamw", betas=(0.8, 0.9))
+    assert named.chosen(muon_runs=True) == named.model_copy(update={"learning_rate": 1e-4})
+    rated = OptimizerSection(learning_rate=5e-4)
+    assert rated.chosen(muon_runs=True).learning_rate == 5e-4
+
+
 def test_muon_over_shards_is_refused() -> None:
     draft = small.draft()
     with pytest.raises(InputError, match=r"muon.*slice.*ddp"):
