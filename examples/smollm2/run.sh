@@ -3,13 +3,13 @@
 #   examples/smollm2/run.sh MODEL OUT [QUESTIONS.jsonl...]
 # QUESTIONS are what the draft will be judged by: no prompt for training shares eight words with them.
 # Each step that was finished is left as it is, so running it again goes on.
-# COUNT (20000) messages are begun, EPOCHS (4) trained; ENGINE_ARGS ("--engine-arg NAME=VALUE ...") go to
+# COUNT (45000) messages are begun; ENGINE_ARGS ("--engine-arg NAME=VALUE ...") go to
 # vLLM. REPLICAS (1) engines write, answer and extract side by side: so small a model leaves a GPU idle. More
 # than one need ENGINE_ARGS and PROMPTS_ENGINE (JSON) with gpu_memory_utilization and kv_cache_memory_bytes.
 set -euo pipefail
 model=$1 out=$2; shift 2
 here=$(dirname "$0"); mkdir -p "$out"
-questions=("$@") count=${COUNT:-20000} replicas=${REPLICAS:-1}
+questions=("$@") count=${COUNT:-45000} replicas=${REPLICAS:-1}
 read -ra engine <<<"${ENGINE_ARGS:-}"
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 step() { echo "== $1 (after $SECONDS s)"; }
@@ -28,7 +28,7 @@ ask() {
 }
 answer() {
   eagle3data regenerate "$out/prompts-$1.jsonl" --model "$model" --out "$out/answers-$1.jsonl" \
-    --max-new-tokens 512 --batch-size 8192 "${engine[@]}"
+    --max-new-tokens 256 --batch-size 8192 "${engine[@]}"
 }
 extract() { eagle3data extract "$out/train.arrow" --model "$model" --out "$out/states" "${engine[@]}"; }
 
@@ -42,8 +42,7 @@ step extract; side_by_side extract
 step validate
 eagle3data validate "$out/states" --level quick
 step train
-eagle3data train "$out/states" --model "$model" --out "$out/run" --config "$here/train.yaml" \
-  train.epochs="${EPOCHS:-4}"
+eagle3data train "$out/states" --model "$model" --out "$out/run" --config "$here/train.yaml"
 step export
 [ -e "$out/draft" ] || eagle3data export "$out/run" --format vllm --out "$out/draft"
 step done
