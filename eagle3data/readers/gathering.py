@@ -94,12 +94,12 @@ class GatheredStates:
         if pieces:
             torch._foreach_copy_(places, pieces)
         whole = [samples is not None for samples in stored]
-        if verify and all(whole):
+        if verify and pieces:
             behind = [_behind(samples) for samples in stored if samples is not None]
-            expected = self._checksums.joined(np.array(behind))
+            expected = iter(self._checksums.joined(np.array(behind)))
             whole = [
-                crc32c(layer[rows]) == checksum
-                for layer, checksum in zip(states, expected, strict=True)
+                found and crc32c(layer[rows]) == next(expected)
+                for layer, found in zip(states, whole, strict=True)
             ]
         return whole
 

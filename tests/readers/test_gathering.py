@@ -187,6 +187,22 @@ def test_damage_is_one_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         assert all(np.array_equal(a, b) for a, b in zip(states, stored.values(), strict=True))
 
 
+def test_layers_are_checked_also_beside_one_that_must_be_read_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = _damaged(tmp_path / "set", "used")
+    stored, other = Together.stored, layout.states_array(dataset.manifest.layers[-1])
+
+    def all_but_one(together: Together, array: str) -> Any:
+        return None if array == other else stored(together, array)
+
+    monkeypatch.setattr(Together, "stored", all_but_one)
+    came = _count(monkeypatch)
+    with pytest.raises(CorruptionError, match="s3"):
+        _batch(dataset)
+    assert came.count(False) == 2
+
+
 def test_damage_where_no_row_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What follows a sample in its last chunk is nobody's: its rows are whole, and told to be."""
     dataset = _damaged(tmp_path / "set", "unused")
