@@ -12,8 +12,9 @@ import numpy as np
 
 from eagle3data.readers.batch import Batch
 from eagle3data.readers.device_copies import Delivery, Device, DeviceDelivery, HostDelivery
-from eagle3data.readers.filling import Filling, Reading
+from eagle3data.readers.filling import Filling
 from eagle3data.readers.host_buffers import HostBuffers
+from eagle3data.readers.reading import Reading
 from eagle3data.readers.sample_cache import CacheCounts
 from eagle3data.schema.errors import CorruptionError
 from eagle3data.schema.manifest import StorageDtype

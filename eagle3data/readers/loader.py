@@ -23,13 +23,13 @@ from eagle3data.readers.feeding import (
     batch_buffers,
     read_ahead,
 )
-from eagle3data.readers.filling import Reading, Verify
 from eagle3data.readers.growing import GrowingSet
 from eagle3data.readers.growing_epochs import GrowingEpochs
 from eagle3data.readers.mixing import require_weights
 from eagle3data.readers.order import Shuffle, shuffle_named
 from eagle3data.readers.packing import PACKING_VERSION
 from eagle3data.readers.ranks import find_ranks, refuse_workers, steps_of
+from eagle3data.readers.reading import Reading, Verify
 from eagle3data.readers.selection import Selection, Where
 from eagle3data.readers.stream_state import (
     Fingerprint,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from eagle3data import Batch, Dataset, StreamingLoader, open_dataset
 from eagle3data.readers import filling
-from eagle3data.readers.filling import Reading
+from eagle3data.readers.reading import Reading
 from eagle3data.readers.stated import Stated
 from eagle3data.readers.together import Together
 from eagle3data.schema.axis import TokenAxis

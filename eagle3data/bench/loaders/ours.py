@@ -16,9 +16,9 @@ from eagle3data.bench.loaders.base import BUDGET, Document, Epoch, LoaderPeer
 from eagle3data.bench.peers.ours import LAYOUT, Eagle3Data
 from eagle3data.readers.batch import Batch
 from eagle3data.readers.dataset import Dataset, open_dataset
-from eagle3data.readers.filling import Verify
 from eagle3data.readers.host_buffers import HostBuffers
 from eagle3data.readers.loader import StreamingLoader
+from eagle3data.readers.reading import Verify
 from eagle3data.storage import layout
 
 Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
