@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -290,13 +290,13 @@ def test_an_unmeasured_sample_of_a_changed_object_is_found(
 def test_a_disk_that_fails_is_no_reason_to_repair(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(self: LocalObject, start: int, stop: int) -> object:
-        if stop < self.size and self.size > 4096:
+    def failing(self: LocalObject, bounds: Sequence[tuple[int, int]]) -> object:
+        if self.size > 4096 and any(stop < self.size for _, stop in bounds):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return read(self, start, stop)
+        return read(self, bounds)
 
-    read = LocalObject.read
-    monkeypatch.setattr(LocalObject, "read", failing)
+    read = LocalObject.read_all
+    monkeypatch.setattr(LocalObject, "read_all", failing)
     report = validate(str(folder), "full")
     assert {finding.kind for finding in report.errors} == {"object_unreadable"}
     assert {"repair" in (finding.advice or "") for finding in report.errors} == {False}
