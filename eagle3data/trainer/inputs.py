@@ -132,7 +132,7 @@ def gather(
     Args:
         url: data set.
         model: the target, Hugging Face folder or id.
-        config: the run's settings, the optimiser chosen.
+        config: the run's settings.
         revision: hub revision of the target.
         device: this process's, if not what `train.device` says.
 
